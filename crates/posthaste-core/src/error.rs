@@ -1,0 +1,46 @@
+/// The cause behind an error of a backend, whatever library it comes from.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// What can be done about a failing store or bus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// The same call may succeed later: the backend is busy, restarting or out of reach.
+    Passing,
+    /// The call was cut off and may or may not have taken effect.
+    OutcomeUnknown,
+    /// The same call will fail again until somebody changes something.
+    Lasting,
+}
+
+/// A backend could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+#[error("{doing}")]
+pub struct StoreError {
+    /// A fragment that reads well after "failed to": "claim from outbox_event".
+    doing: String,
+    kind: FaultKind,
+    #[source]
+    source: BoxError,
+}
+
+impl StoreError {
+    pub fn new(doing: impl Into<String>, kind: FaultKind, source: impl Into<BoxError>) -> Self {
+        Self { doing: doing.into(), kind, source: source.into() }
+    }
+
+    pub fn kind(&self) -> FaultKind {
+        self.kind
+    }
+
+    /// The error and all its causes in one line, for logs and problem details.
+    pub fn chain(&self) -> String {
+        let mut text = format!("failed to {}", self.doing);
+        let mut next: Option<&dyn std::error::Error> = Some(self.source.as_ref());
+        while let Some(error) = next {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            next = error.source();
+        }
+        text
+    }
+}

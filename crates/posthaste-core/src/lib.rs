@@ -1,0 +1,25 @@
+//! The words, the rules, the seams and the engine of Posthaste.
+//!
+//! Everything the system does is one sentence: *a [`Relay`] moves claimed items from a [`Source`] to a [`Sink`] and
+//! settles each with exactly one [`Outcome`]*. This crate knows no SQL, no broker and no HTTP; those are sources and
+//! sinks in other crates, and they are right when they pass the laws written on the traits here.
+
+mod error;
+mod event;
+mod outcome;
+mod progress;
+mod retry;
+mod source;
+mod wakeup;
+
+pub mod bus;
+
+pub use error::{BoxError, FaultKind, StoreError};
+pub use event::{
+    Delay, Event, EventBuilder, EventError, GLOBAL_AGGREGATE, MAX_EVENT_ID, MAX_HEADERS, MAX_PAYLOAD, Payload,
+};
+pub use outcome::{Disposition, Failure, FailureClass, Outcome, Settled};
+pub use progress::{Progress, ProgressError};
+pub use retry::{RetryPolicy, decide};
+pub use source::{Claim, Claimed, Settlement, Source};
+pub use wakeup::{Signal, Wakeup};

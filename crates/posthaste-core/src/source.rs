@@ -1,0 +1,91 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::{Disposition, Settled, StoreError, Wakeup};
+
+/// One item that this process may deliver until its lease ends.
+#[derive(Clone, Debug)]
+pub struct Claimed<T> {
+    pub item: T,
+    /// The number of the attempt that this delivery will be, from 1.
+    pub attempt: u32,
+    /// How many attempts this item has in all, where it differs from the relay's policy.
+    pub budget: Option<u32>,
+    /// What it weighs in memory, for the bound on bytes in flight.
+    pub bytes: usize,
+    /// Items of one key are delivered one after the other, in the order of the claim; `None` is unordered.
+    pub key: Option<Arc<str>>,
+}
+
+impl<T> Claimed<T> {
+    pub fn new(item: T, attempt: u32, bytes: usize) -> Self {
+        Self { item, attempt, budget: None, bytes, key: None }
+    }
+}
+
+/// The answer to a claim.
+#[derive(Debug)]
+pub struct Claim<T> {
+    pub items: Vec<Claimed<T>>,
+    /// When fewer than asked for came back: how long until something known is due. A hint, not a promise.
+    pub next_due: Option<Duration>,
+}
+
+impl<T> Default for Claim<T> {
+    fn default() -> Self {
+        Self { items: Vec::new(), next_due: None }
+    }
+}
+
+/// One claimed item and what is to be recorded of it.
+pub struct Settlement<'a, T> {
+    pub claimed: &'a Claimed<T>,
+    pub disposition: &'a Disposition,
+    /// How long the attempt took.
+    pub took: Duration,
+}
+
+/// Where items come from and where what became of them is recorded.
+///
+/// # Laws
+///
+/// Each is a test of that name in `posthaste-testing`; a new source is right when the suite passes.
+///
+/// - `claim_never_returns_an_item_twice_within_a_lease`: an item claimed and neither settled nor released MUST NOT be
+///   claimable by anybody before its lease ends.
+/// - `claim_returns_items_in_order`: due items come in the order in which they became due, ties in insertion order.
+/// - `claim_respects_the_limit_and_the_due_time`.
+/// - `an_expired_lease_is_claimable_again`, and expiry MUST NOT change the item's attempts.
+/// - `settle_by_a_stale_owner_is_lost_lease`: settling something no longer held changes nothing and says so.
+/// - `settle_twice_is_lost_lease`: the second settlement of one claim changes nothing.
+/// - `leases_are_renewed`: a renewed item stays claimed for a whole lease from the renewal.
+/// - `a_released_item_is_claimable_at_once`, uncounted.
+/// - `a_counted_retry_counts_and_waits`, `an_uncounted_retry_waits_only`.
+/// - `dead_is_not_claimable`, `done_is_not_claimable`.
+///
+/// For items with a key, also `a_key_is_claimed_by_one_owner_at_a_time` and `a_waiting_head_blocks_its_key_only`.
+#[async_trait]
+pub trait Source: Send + Sync + 'static {
+    type Item: Send + Sync + 'static;
+
+    /// Takes at most `limit` due items for one lease, which starts no earlier than this call.
+    async fn claim(&self, limit: usize) -> Result<Claim<Self::Item>, StoreError>;
+
+    /// Records what became of items, all in one transaction; answers in the same order.
+    async fn settle(&self, settlements: &[Settlement<'_, Self::Item>]) -> Result<Vec<Settled>, StoreError>;
+
+    /// Starts the lease of each item anew; answers in the same order.
+    async fn renew(&self, held: &[&Claimed<Self::Item>]) -> Result<Vec<Settled>, StoreError>;
+
+    /// Gives back what was not delivered, uncounted. What is no longer held is left alone.
+    async fn release(&self, held: &[&Claimed<Self::Item>]) -> Result<(), StoreError>;
+
+    /// Called once, after the last release: give up whatever else keeps others from claiming.
+    async fn close(&self) -> Result<(), StoreError>;
+
+    fn lease(&self) -> Duration;
+
+    fn wakeup(&self) -> &Wakeup;
+}

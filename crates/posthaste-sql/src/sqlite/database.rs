@@ -1,0 +1,132 @@
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use posthaste_core::{FaultKind, StoreError};
+use sqlx::sqlite::{
+    SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
+};
+
+use super::migrations;
+use super::writer::Writer;
+use crate::TableName;
+
+/// One SQLite file: a few connections that read, and one that writes for everybody.
+///
+/// SQLite has one writer at a time anyway; giving it a queue turns waiting for the lock into batching, and every
+/// commit that is being synced into time in which the next group gathers.
+#[derive(Clone)]
+pub struct Database {
+    readers: SqlitePool,
+    writer: Writer,
+}
+
+/// Why a database cannot be used, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    #[error("database URL {url:?} is not one of SQLite: write sqlite://FILE, for example sqlite://posthaste.db")]
+    BadUrl {
+        url: String,
+        #[source]
+        source: sqlx::Error,
+    },
+    #[error("database {path} cannot be opened: check that its folder exists and that this user may write there")]
+    Unreachable {
+        path: PathBuf,
+        #[source]
+        source: sqlx::Error,
+    },
+    #[error(
+        "database schema {found} is newer than this program, which knows {known}: use a newer posthaste, or another database"
+    )]
+    NewerSchema { found: i64, known: i64 },
+    #[error("database schema cannot be brought up to date")]
+    Migration(#[source] sqlx::migrate::MigrateError),
+}
+
+impl Database {
+    /// Opens the file, making it where it is missing.
+    pub async fn open(url: &str) -> Result<Self, OpenError> {
+        let options = SqliteConnectOptions::from_str(url)
+            .map_err(|source| OpenError::BadUrl { url: url.to_owned(), source })?
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Full)
+            .foreign_keys(true)
+            .busy_timeout(Duration::from_secs(5))
+            .pragma("cache_size", "-16000")
+            .pragma("temp_store", "memory")
+            // Multi-row statements come in as many shapes as there are row counts up to the chunk size.
+            .statement_cache_capacity(600);
+        let path = options.get_filename().to_owned();
+        let unreachable = |source| OpenError::Unreachable { path: path.clone(), source };
+        let writer = Writer::start(&options).await.map_err(unreachable)?;
+        let readers = SqlitePoolOptions::new()
+            .max_connections(4)
+            .test_before_acquire(false)
+            .connect_with(options.read_only(true))
+            .await
+            .map_err(unreachable)?;
+        Ok(Self { readers, writer })
+    }
+
+    /// Brings the outbox table of this name up to date.
+    pub async fn migrate_outbox(&self, table: &TableName) -> Result<(), OpenError> {
+        self.migrate(migrations::outbox(table)).await
+    }
+
+    /// Brings everything else up to date: log, dead letters, registry.
+    pub async fn migrate_hub(&self) -> Result<(), OpenError> {
+        self.migrate(migrations::hub()).await
+    }
+
+    async fn migrate(&self, migrator: sqlx::migrate::Migrator) -> Result<(), OpenError> {
+        let known = migrator.iter().map(|migration| migration.version).max().unwrap_or(0);
+        self.writer.migrate(migrator).await.map_err(|error| match error {
+            sqlx::migrate::MigrateError::VersionMissing(found) => OpenError::NewerSchema { found, known },
+            error => OpenError::Migration(error),
+        })
+    }
+
+    /// Connections that see the last commit and cannot write.
+    pub fn readers(&self) -> &SqlitePool {
+        &self.readers
+    }
+
+    /// Runs `job` in a transaction that other jobs share, and answers after its commit.
+    ///
+    /// A group in which one job fails is rolled back and repeated job by job, so `job` may run more than once and must
+    /// have no effect but on the connection.
+    pub async fn write<T, F>(&self, doing: &'static str, job: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send + Sync + 'static,
+    {
+        self.writer.write(job).await.map_err(|error| store_error(doing, error))
+    }
+
+    /// Waits for queued writes, then closes the file.
+    pub async fn close(&self) {
+        self.writer.close().await;
+        self.readers.close().await;
+    }
+}
+
+/// What a failed statement means for whoever asked for it.
+pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError {
+    let kind = match &error {
+        sqlx::Error::Database(_) | sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => {
+            FaultKind::Passing
+        }
+        _ => FaultKind::Lasting,
+    };
+    StoreError::new(doing, kind, error)
+}
+
+/// The file behind a URL, for messages and for what lies beside it.
+pub fn file_of(url: &str) -> Option<PathBuf> {
+    let options = SqliteConnectOptions::from_str(url).ok()?;
+    Some(Path::new(options.get_filename()).to_owned())
+}
