@@ -4,22 +4,30 @@
 //! settles each with exactly one [`Outcome`]*. This crate knows no SQL, no broker and no HTTP; those are sources and
 //! sinks in other crates, and they are right when they pass the laws written on the traits here.
 
+mod bus_source;
 mod error;
 mod event;
+mod listeners;
 mod outcome;
 mod progress;
+mod relay;
 mod retry;
+mod sink;
 mod source;
 mod wakeup;
 
 pub mod bus;
 
+pub use bus_source::{BusItem, BusSource, BusSourceOptions, Decoded};
 pub use error::{BoxError, FaultKind, StoreError};
 pub use event::{
     Delay, Event, EventBuilder, EventError, GLOBAL_AGGREGATE, MAX_EVENT_ID, MAX_HEADERS, MAX_PAYLOAD, Payload,
 };
+pub use listeners::{ListenerSink, Listeners, RegistrationError};
 pub use outcome::{Disposition, Failure, FailureClass, Outcome, Settled};
 pub use progress::{Progress, ProgressError};
+pub use relay::{Jitter, OnStop, Relay, RelayOptions};
 pub use retry::{RetryPolicy, decide};
+pub use sink::{Delivery, Sink};
 pub use source::{Claim, Claimed, Settlement, Source};
 pub use wakeup::{Signal, Wakeup};

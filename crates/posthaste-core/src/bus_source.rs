@@ -1,0 +1,332 @@
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::{DateTime, Utc};
+use tokio::time::Instant;
+
+use crate::bus::{Bus, Consumer, Fetched, Poison, Position, Quarantine, Record};
+use crate::{Claim, Claimed, Disposition, Failure, Settled, Settlement, Source, StoreError, Wakeup};
+
+/// A bus as a [`Source`]: what a group has not acked is claimed, what is settled is acked.
+///
+/// Retries stay in memory: the record is unacked and due again later. A record that is dead, or that would have to wait
+/// longer than memory should hold it, is published to its dead-letter topic first and acked after that publish is
+/// durable. What cannot be read is quarantined before its ack.
+pub struct BusSource<T> {
+    group: String,
+    bus: Arc<dyn Bus>,
+    consumer: Box<dyn Consumer>,
+    quarantine: Arc<dyn Quarantine>,
+    options: BusSourceOptions<T>,
+    waiting: Mutex<Waiting<T>>,
+    /// Unreadable records that are not in the quarantine yet; the consumer hands them out only once.
+    unreadable: Mutex<Vec<Poison>>,
+}
+
+type Decode<T> = Box<dyn Fn(&Fetched) -> Result<Decoded<T>, String> + Send + Sync>;
+type DeadLetter<T> = Box<dyn Fn(&BusItem<T>, u32, &Failure) -> Record + Send + Sync>;
+
+/// What makes one group's reading different from another's.
+pub struct BusSourceOptions<T> {
+    /// Reads a record; the text of an error is what an operator sees in the quarantine.
+    pub decode: Decode<T>,
+    /// The record that stands for a spent item in its dead-letter topic; given the attempts made and the last failure.
+    /// `None`: there is none, and what can never be delivered is quarantined.
+    pub dead_letter: Option<DeadLetter<T>>,
+    /// A longer wait than this is spent in the dead-letter topic.
+    pub park_after: Duration,
+    /// How many records may wait for a retry before no more are fetched.
+    pub max_waiting: usize,
+}
+
+/// A record's value, and what its delivery may cost.
+pub struct Decoded<T> {
+    pub value: T,
+    /// How many attempts it has, where that is its own choice.
+    pub budget: Option<u32>,
+}
+
+/// One record on its way.
+pub struct BusItem<T> {
+    pub value: Arc<T>,
+    pub position: Position,
+    /// The record as it was read, for the quarantine.
+    record: Arc<Fetched>,
+    /// When its first attempt failed.
+    pub first_failed_at: Option<DateTime<Utc>>,
+}
+
+impl<T> Clone for BusItem<T> {
+    fn clone(&self) -> Self {
+        Self {
+            value: self.value.clone(),
+            position: self.position.clone(),
+            record: self.record.clone(),
+            first_failed_at: self.first_failed_at,
+        }
+    }
+}
+
+/// Records that are due again later, the earliest on top.
+struct Waiting<T> {
+    heap: BinaryHeap<Reverse<Due<T>>>,
+    next_number: u64,
+}
+
+struct Due<T> {
+    at: Instant,
+    /// Ties keep the order in which they came.
+    number: u64,
+    claimed: Claimed<BusItem<T>>,
+}
+
+impl<T> Ord for Due<T> {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.at, self.number).cmp(&(other.at, other.number))
+    }
+}
+
+impl<T> PartialOrd for Due<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> PartialEq for Due<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+}
+
+impl<T> Eq for Due<T> {}
+
+impl<T: Send + Sync + 'static> BusSource<T> {
+    pub fn new(
+        group: impl Into<String>,
+        bus: Arc<dyn Bus>,
+        consumer: Box<dyn Consumer>,
+        quarantine: Arc<dyn Quarantine>,
+        options: BusSourceOptions<T>,
+    ) -> Self {
+        let waiting = Mutex::new(Waiting { heap: BinaryHeap::new(), next_number: 0 });
+        Self { group: group.into(), bus, consumer, quarantine, options, waiting, unreadable: Mutex::default() }
+    }
+
+    /// Due retries whose partition is still ours.
+    async fn due_again(&self, limit: usize) -> Result<Vec<Claimed<BusItem<T>>>, StoreError> {
+        let due = self.lock().take_due(Instant::now(), limit);
+        if due.is_empty() {
+            return Ok(Vec::new());
+        }
+        // While they waited nobody renewed their lease on their behalf.
+        let positions: Vec<_> = due.iter().map(|claimed| &claimed.item.position).collect();
+        match self.consumer.renew(&positions).await {
+            Ok(renewed) => {
+                let ours = |(claimed, renewed)| (renewed == Settled::Applied).then_some(claimed);
+                Ok(due.into_iter().zip(renewed).filter_map(ours).collect())
+            }
+            Err(error) => {
+                let mut waiting = self.lock();
+                due.into_iter().for_each(|claimed| waiting.put(Duration::ZERO, claimed));
+                Err(error)
+            }
+        }
+    }
+
+    async fn fetch(&self, limit: usize) -> Result<Vec<Claimed<BusItem<T>>>, StoreError> {
+        let mut items = Vec::new();
+        let mut unreadable = Vec::new();
+        for record in self.consumer.fetch(limit).await? {
+            match (self.options.decode)(&record) {
+                Ok(decoded) => {
+                    let bytes = record.value.len() + record.key.len();
+                    let item = BusItem {
+                        value: Arc::new(decoded.value),
+                        position: record.position.clone(),
+                        record: Arc::new(record),
+                        first_failed_at: None,
+                    };
+                    items.push(Claimed { budget: decoded.budget, ..Claimed::new(item, 1, bytes) });
+                }
+                Err(reason) => unreadable.push(Poison { record, reason }),
+            }
+        }
+        self.lock_unreadable().extend(unreadable);
+        Ok(items)
+    }
+
+    /// Quarantines and acks what could not be read; what that fails for is tried again with the next claim.
+    async fn isolate(&self) {
+        let poison = std::mem::take(&mut *self.lock_unreadable());
+        if poison.is_empty() {
+            return;
+        }
+        if let Err(error) = self.quarantine_and_ack(&poison).await {
+            tracing::error!(group = self.group, error = error.chain(), "unreadable records hold their partition");
+            self.lock_unreadable().extend(poison);
+        }
+    }
+
+    async fn quarantine_and_ack(&self, poison: &[Poison]) -> Result<(), StoreError> {
+        for Poison { record, reason } in poison {
+            tracing::error!(
+                group = self.group,
+                topic = %record.position.topic,
+                partition = record.position.partition,
+                offset = record.position.offset,
+                reason,
+                "an unreadable record is quarantined"
+            );
+        }
+        self.quarantine.quarantine(&self.group, poison).await?;
+        metrics::counter!("posthaste_quarantined_total", "group" => self.group.clone()).increment(poison.len() as u64);
+        let positions: Vec<_> = poison.iter().map(|poison| &poison.record.position).collect();
+        self.consumer.ack(&positions).await?;
+        Ok(())
+    }
+
+    /// Sends the spent to where an operator finds them; answers which of them are there now.
+    async fn bury(&self, spent: &[(&Claimed<BusItem<T>>, &Failure)]) -> Result<Vec<bool>, StoreError> {
+        if spent.is_empty() {
+            return Ok(Vec::new());
+        }
+        let Some(dead_letter) = &self.options.dead_letter else {
+            let poison: Vec<_> = spent
+                .iter()
+                .map(|(claimed, failure)| Poison {
+                    record: (*claimed.item.record).clone(),
+                    reason: failure.to_string(),
+                })
+                .collect();
+            self.quarantine.quarantine(&self.group, &poison).await?;
+            return Ok(vec![true; spent.len()]);
+        };
+        let records =
+            spent.iter().map(|(claimed, failure)| dead_letter(&claimed.item, claimed.attempt, failure)).collect();
+        let published = self.bus.publish(records).await;
+        for error in published.iter().filter_map(|answer| answer.as_ref().err()) {
+            tracing::warn!(group = self.group, error = error.chain(), "a dead letter holds its partition");
+        }
+        Ok(published.iter().map(Result::is_ok).collect())
+    }
+
+    fn lock_unreadable(&self) -> MutexGuard<'_, Vec<Poison>> {
+        self.unreadable.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Waiting<T>> {
+        self.waiting.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl<T> Waiting<T> {
+    fn put(&mut self, wait: Duration, claimed: Claimed<BusItem<T>>) {
+        self.next_number += 1;
+        self.heap.push(Reverse(Due { at: Instant::now() + wait, number: self.next_number, claimed }));
+    }
+
+    fn take_due(&mut self, now: Instant, limit: usize) -> Vec<Claimed<BusItem<T>>> {
+        let mut due = Vec::new();
+        while due.len() < limit && self.heap.peek().is_some_and(|Reverse(next)| next.at <= now) {
+            due.extend(self.heap.pop().map(|Reverse(next)| next.claimed));
+        }
+        due
+    }
+}
+
+#[async_trait]
+impl<T: Send + Sync + 'static> Source for BusSource<T> {
+    type Item = BusItem<T>;
+
+    async fn claim(&self, limit: usize) -> Result<Claim<Self::Item>, StoreError> {
+        let mut items = self.due_again(limit).await?;
+        let waiting = self.lock().heap.len();
+        if items.len() < limit && waiting < self.options.max_waiting {
+            match self.fetch(limit - items.len()).await {
+                Ok(fetched) => items.extend(fetched),
+                Err(error) if items.is_empty() => return Err(error),
+                Err(error) => tracing::warn!(group = self.group, error = error.chain(), "nothing fetched"),
+            }
+        }
+        self.isolate().await;
+        let next_due = self.lock().heap.peek().map(|Reverse(next)| next.at.saturating_duration_since(Instant::now()));
+        Ok(Claim { items, next_due })
+    }
+
+    async fn settle(&self, settlements: &[Settlement<'_, Self::Item>]) -> Result<Vec<Settled>, StoreError> {
+        let park = self.options.dead_letter.as_ref().map(|_| self.options.park_after);
+        let spent: Vec<_> = settlements
+            .iter()
+            .filter_map(|settlement| {
+                failure_to_bury(settlement.disposition, park).map(|failure| (settlement.claimed, failure))
+            })
+            .collect();
+        let mut buried = self.bury(&spent).await?.into_iter();
+        let mut acked = Vec::new();
+        let mut again = Vec::new();
+        let mut settled = vec![Settled::Applied; settlements.len()];
+        for (index, settlement) in settlements.iter().enumerate() {
+            let claimed = settlement.claimed;
+            match settlement.disposition {
+                Disposition::Done => acked.push(index),
+                disposition if failure_to_bury(disposition, park).is_some() => match buried.next() {
+                    Some(true) => acked.push(index),
+                    _ => again.push((Duration::from_secs(1), claimed.clone())),
+                },
+                Disposition::Retry { after, counted, .. } => again.push((*after, next_attempt(claimed, *counted))),
+                Disposition::Dead(_) => acked.push(index),
+            }
+        }
+        let positions: Vec<_> = acked.iter().map(|&index| &settlements[index].claimed.item.position).collect();
+        for (index, answer) in acked.iter().zip(self.consumer.ack(&positions).await?) {
+            settled[*index] = answer;
+        }
+        let mut waiting = self.lock();
+        again.into_iter().for_each(|(wait, claimed)| waiting.put(wait, claimed));
+        Ok(settled)
+    }
+
+    async fn renew(&self, held: &[&Claimed<Self::Item>]) -> Result<Vec<Settled>, StoreError> {
+        let positions: Vec<_> = held.iter().map(|claimed| &claimed.item.position).collect();
+        self.consumer.renew(&positions).await
+    }
+
+    async fn release(&self, held: &[&Claimed<Self::Item>]) -> Result<(), StoreError> {
+        let mut waiting = self.lock();
+        held.iter().for_each(|claimed| waiting.put(Duration::ZERO, (*claimed).clone()));
+        Ok(())
+    }
+
+    async fn close(&self) -> Result<(), StoreError> {
+        self.consumer.close().await
+    }
+
+    fn lease(&self) -> Duration {
+        self.consumer.lease()
+    }
+
+    fn wakeup(&self) -> &Wakeup {
+        self.consumer.wakeup()
+    }
+}
+
+/// Dead, or to wait longer than memory should hold it.
+fn failure_to_bury(disposition: &Disposition, park_after: Option<Duration>) -> Option<&Failure> {
+    match disposition {
+        Disposition::Dead(failure) => Some(failure),
+        Disposition::Retry { after, failure: Some(failure), .. } if park_after.is_some_and(|park| *after > park) => {
+            Some(failure)
+        }
+        _ => None,
+    }
+}
+
+fn next_attempt<T>(claimed: &Claimed<BusItem<T>>, counted: bool) -> Claimed<BusItem<T>> {
+    let mut next = claimed.clone();
+    next.item.first_failed_at.get_or_insert_with(Utc::now);
+    next.attempt += u32::from(counted);
+    next
+}

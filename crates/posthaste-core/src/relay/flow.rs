@@ -1,0 +1,270 @@
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::RelayOptions;
+use super::held::{Held, RelayClock};
+use super::meters::Meters;
+use super::queue::{Queue, Run};
+use crate::sink::Reporter;
+use crate::{Claimed, Delivery, Disposition, Outcome, Source, decide};
+
+/// What the tasks of one relay share.
+pub(super) struct Flow<S: Source> {
+    pub(super) name: String,
+    pub(super) source: Arc<S>,
+    pub(super) options: RelayOptions,
+    pub(super) meters: Meters,
+    pub(super) queue: Queue<S::Item>,
+    pub(super) clock: RelayClock,
+    held: Mutex<HeldTable<S::Item>>,
+    pile: Mutex<Pile<S::Item>>,
+    /// Something was put on the pile.
+    pub(super) piled: Notify,
+    /// Something was settled or given back: there is room.
+    pub(super) freed: Notify,
+    /// A retry will be due earlier than the claimer thinks.
+    pub(super) due_moved: Notify,
+    next_due: Mutex<Option<Instant>>,
+    next_ticket: AtomicU64,
+    /// The store failed to record outcomes: nothing more is claimed until it has.
+    pub(super) troubled: AtomicBool,
+    closed: AtomicBool,
+}
+
+struct HeldTable<T> {
+    items: HashMap<u64, Arc<Held<T>>>,
+    bytes: usize,
+}
+
+/// An item whose fate is decided but not yet recorded.
+pub(super) struct Decided<T> {
+    pub(super) held: Arc<Held<T>>,
+    pub(super) disposition: Disposition,
+    pub(super) took: Duration,
+}
+
+/// What waits to be recorded.
+pub(super) struct Pile<T> {
+    pub(super) decided: Vec<Decided<T>>,
+    pub(super) released: Vec<Arc<Held<T>>>,
+}
+
+impl<T> Pile<T> {
+    fn new() -> Self {
+        Self { decided: Vec::new(), released: Vec::new() }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.decided.is_empty() && self.released.is_empty()
+    }
+}
+
+impl<S: Source> Flow<S> {
+    pub(super) fn new(name: String, source: Arc<S>, options: RelayOptions) -> Self {
+        Self {
+            meters: Meters::new(&name),
+            name,
+            source,
+            options,
+            queue: Queue::new(),
+            clock: RelayClock::start(),
+            held: Mutex::new(HeldTable { items: HashMap::new(), bytes: 0 }),
+            pile: Mutex::new(Pile::new()),
+            piled: Notify::new(),
+            freed: Notify::new(),
+            due_moved: Notify::new(),
+            next_due: Mutex::new(None),
+            next_ticket: AtomicU64::new(1),
+            troubled: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// How many more items may be claimed now.
+    pub(super) fn room(&self) -> usize {
+        let held = self.lock_held();
+        match held.bytes >= self.options.max_bytes {
+            true => 0,
+            false => self.options.max_in_flight.max(1).saturating_sub(held.items.len()),
+        }
+    }
+
+    /// Takes in what was claimed, to be delivered before `deadline`.
+    pub(super) fn accept(&self, items: Vec<Claimed<S::Item>>, deadline: u64) {
+        self.meters.claimed(items.len());
+        let mut runs: Vec<Run<S::Item>> = Vec::with_capacity(items.len());
+        let mut run_of_key: HashMap<Arc<str>, usize> = HashMap::new();
+        let mut table = self.lock_held();
+        for claimed in items {
+            let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+            table.bytes += claimed.bytes;
+            let key = claimed.key.clone();
+            let held = Arc::new(Held::new(claimed, ticket, deadline));
+            table.items.insert(ticket, held.clone());
+            match key.as_ref().and_then(|key| run_of_key.get(key)) {
+                Some(&run) => runs[run].push_back(held),
+                None => {
+                    if let Some(key) = key {
+                        run_of_key.insert(key, runs.len());
+                    }
+                    runs.push(VecDeque::from([held]));
+                }
+            }
+        }
+        self.meters.level(table.items.len(), self.queue.len());
+        drop(table);
+        self.queue.push(runs);
+    }
+
+    /// Turns the heads of runs into deliveries. What is past its lease is dropped instead: somebody else may have it.
+    pub(super) fn start(flow: &Arc<Self>, runs: Vec<Run<S::Item>>) -> Vec<Delivery<S::Item>> {
+        let now = flow.clock.now();
+        let mut deliveries = Vec::with_capacity(runs.len());
+        for mut run in runs {
+            match run.pop_front() {
+                Some(head) if now < head.deadline() => {
+                    deliveries.push(Delivery::new(head, run, flow.clone() as Arc<dyn Reporter<S::Item>>));
+                }
+                Some(head) => {
+                    run.push_front(head);
+                    flow.meters.lost(run.len());
+                    tracing::warn!(relay = flow.name, items = run.len(), "not delivered: the lease ended first");
+                    flow.pile_released(run);
+                }
+                None => {}
+            }
+        }
+        deliveries
+    }
+
+    pub(super) fn release_queued(&self) {
+        for run in self.queue.take_all() {
+            self.pile_released(run);
+        }
+    }
+
+    fn pile_released(&self, run: Run<S::Item>) {
+        self.lock_pile().released.extend(run);
+        self.piled.notify_one();
+    }
+
+    /// Takes at most one batch from the pile.
+    pub(super) fn take_pile(&self) -> Pile<S::Item> {
+        let mut pile = self.lock_pile();
+        let count = pile.decided.len().min(self.options.settle_batch.max(1));
+        let later = pile.decided.split_off(count);
+        let decided = std::mem::replace(&mut pile.decided, later);
+        Pile { decided, released: std::mem::take(&mut pile.released) }
+    }
+
+    /// Whether waiting a moment would make the next batch larger.
+    pub(super) fn more_on_the_way(&self) -> bool {
+        let piled = self.piled_count();
+        piled < self.options.settle_batch && self.held_count() > piled
+    }
+
+    pub(super) fn piled_count(&self) -> usize {
+        self.lock_pile().decided.len()
+    }
+
+    pub(super) fn forget<'a>(&self, settled: impl IntoIterator<Item = &'a Arc<Held<S::Item>>>) {
+        let mut table = self.lock_held();
+        for held in settled {
+            if table.items.remove(&held.ticket).is_some() {
+                table.bytes -= held.claimed.bytes;
+            }
+        }
+        self.meters.level(table.items.len(), self.queue.len());
+        drop(table);
+        self.freed.notify_waiters();
+    }
+
+    /// Waits until nothing is held any more.
+    pub(super) async fn settled(&self) {
+        loop {
+            let freed = self.freed.notified();
+            if self.held_count() == 0 {
+                return;
+            }
+            freed.await;
+        }
+    }
+
+    pub(super) fn held_count(&self) -> usize {
+        self.lock_held().items.len()
+    }
+
+    pub(super) fn all_held(&self) -> Vec<Arc<Held<S::Item>>> {
+        self.lock_held().items.values().cloned().collect()
+    }
+
+    pub(super) fn take_all_held(&self) -> Vec<Arc<Held<S::Item>>> {
+        let mut table = self.lock_held();
+        table.bytes = 0;
+        table.items.drain().map(|(_, held)| held).collect()
+    }
+
+    pub(super) fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
+    /// Something will be due again after `wait`.
+    pub(super) fn expect_due(&self, wait: Duration) {
+        let due = Instant::now() + wait;
+        let mut next = self.next_due.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if next.is_none_or(|next| due < next) {
+            *next = Some(due);
+            self.due_moved.notify_one();
+        }
+    }
+
+    pub(super) fn expected_due(&self) -> Option<Instant> {
+        *self.next_due.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// The claimer is about to look at what is due by now.
+    pub(super) fn forget_due(&self, now: Instant) {
+        let mut next = self.next_due.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if next.is_some_and(|next| next <= now) {
+            *next = None;
+        }
+    }
+
+    fn lock_held(&self) -> MutexGuard<'_, HeldTable<S::Item>> {
+        self.held.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn lock_pile(&self) -> MutexGuard<'_, Pile<S::Item>> {
+        self.pile.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl<S: Source> Reporter<S::Item> for Flow<S> {
+    fn report(&self, held: Arc<Held<S::Item>>, rest: Run<S::Item>, outcome: Outcome, took: Duration) {
+        if self.closed.load(Ordering::Acquire) {
+            return;
+        }
+        let jitter = (self.options.jitter)();
+        let claimed = &held.claimed;
+        let disposition = decide(&self.options.retry, claimed.attempt, claimed.budget, outcome, jitter);
+        let goes_on = disposition == Disposition::Done;
+        let mut pile = self.lock_pile();
+        pile.decided.push(Decided { held, disposition, took });
+        let enough = pile.decided.len() == 1 || pile.decided.len() >= self.options.settle_batch;
+        if !rest.is_empty() && !goes_on {
+            pile.released.extend(rest.iter().cloned());
+        }
+        drop(pile);
+        if enough {
+            self.piled.notify_one();
+        }
+        if !rest.is_empty() && goes_on {
+            self.queue.push_front(rest);
+        }
+    }
+}

@@ -1,0 +1,94 @@
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::relay::Held;
+use crate::{Claimed, Failure, Outcome};
+
+/// Where items go.
+///
+/// # Laws
+///
+/// - Every [`Delivery`] is reported exactly once, as soon as its outcome is known, in any order. The type sees to it:
+///   reporting consumes the delivery, and one that is dropped (because `deliver` returned early or panicked) is reported
+///   as a transient failure.
+/// - A sink MUST NOT make one item wait for another that has nothing to do with it. It may return from `deliver` while
+///   deliveries are still on their way; the relay bounds how many there are.
+/// - A sink says what happened and decides nothing: whether to try again is [`decide`](crate::decide)'s business.
+#[async_trait]
+pub trait Sink: Send + Sync + 'static {
+    type Item: Send + Sync + 'static;
+
+    async fn deliver(&self, batch: Vec<Delivery<Self::Item>>);
+}
+
+/// One claimed item in the hands of a sink.
+pub struct Delivery<T> {
+    held: Arc<Held<T>>,
+    /// The items of the same key behind this one.
+    rest: VecDeque<Arc<Held<T>>>,
+    started: Instant,
+    reporter: Option<Arc<dyn Reporter<T>>>,
+}
+
+/// Who is told the outcome: the relay, or a test.
+pub(crate) trait Reporter<T>: Send + Sync {
+    fn report(&self, held: Arc<Held<T>>, rest: VecDeque<Arc<Held<T>>>, outcome: Outcome, took: Duration);
+}
+
+impl<T> Delivery<T> {
+    pub(crate) fn new(held: Arc<Held<T>>, rest: VecDeque<Arc<Held<T>>>, reporter: Arc<dyn Reporter<T>>) -> Self {
+        Self { held, rest, started: Instant::now(), reporter: Some(reporter) }
+    }
+
+    /// A delivery without a relay, to test a sink by itself.
+    pub fn detached(claimed: Claimed<T>) -> (Self, oneshot::Receiver<Outcome>) {
+        let (sender, receiver) = oneshot::channel();
+        let reporter = Arc::new(Detached(std::sync::Mutex::new(Some(sender))));
+        (Self::new(Arc::new(Held::detached(claimed)), VecDeque::new(), reporter), receiver)
+    }
+
+    pub fn item(&self) -> &T {
+        &self.held.claimed.item
+    }
+
+    /// The number of this attempt, from 1.
+    pub fn attempt(&self) -> u32 {
+        self.held.claimed.attempt
+    }
+
+    pub fn report(mut self, outcome: impl Into<Outcome>) {
+        self.tell(outcome.into());
+    }
+
+    fn tell(&mut self, outcome: Outcome) {
+        if let Some(reporter) = self.reporter.take() {
+            reporter.report(self.held.clone(), std::mem::take(&mut self.rest), outcome, self.started.elapsed());
+        }
+    }
+}
+
+impl<T> Drop for Delivery<T> {
+    fn drop(&mut self) {
+        let failure = match std::thread::panicking() {
+            true => Failure::transient("panicked", "the delivery panicked"),
+            false => Failure::transient("unreported", "the delivery ended without an outcome"),
+        };
+        self.tell(Outcome::Failed(failure));
+    }
+}
+
+struct Detached(std::sync::Mutex<Option<oneshot::Sender<Outcome>>>);
+
+impl<T> Reporter<T> for Detached {
+    fn report(&self, _: Arc<Held<T>>, _: VecDeque<Arc<Held<T>>>, outcome: Outcome, _: Duration) {
+        if let Some(sender) = self.0.lock().ok().and_then(|mut sender| sender.take()) {
+            // A test that no longer listens does not mind.
+            let _ = sender.send(outcome);
+        }
+    }
+}
