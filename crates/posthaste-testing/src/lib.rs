@@ -1,1 +1,11 @@
-//! x
+//! Suites of laws, in-memory fakes and fault injection: the proof of our own backends, and the test kit of a user.
+//!
+//! A backend is right when it passes the suite of its seam. Nothing here talks to a database or a network.
+
+pub mod bus_laws;
+mod memory;
+mod memory_bus;
+pub mod simulation;
+
+pub use memory::{MemoryItem, MemoryRow, MemorySource, MemoryStatus, MemoryStore};
+pub use memory_bus::MemoryBus;
