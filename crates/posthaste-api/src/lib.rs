@@ -1,1 +1,40 @@
-//! x
+//! The wire contract of Posthaste: what hub, server, CLI and bus say to each other.
+//!
+//! What comes in is strict and forgiving at once: unknown fields are refused, with a suggestion ([`suggest`]), and all
+//! violations of an input are reported together ([`FieldError`]). What goes out has no place for a secret: types that
+//! carry credentials exist for input only.
+//!
+//! [`proto`] holds the Protobuf messages of the bus; everything else is JSON of the REST API.
+
+mod auth;
+mod dead_letter;
+mod definition;
+mod domain;
+mod duration;
+mod event;
+mod headers;
+mod problem;
+mod publish;
+mod readable;
+mod replay;
+mod subscription;
+mod trace;
+
+pub mod proto;
+pub mod suggest;
+
+pub use auth::{AuthIn, AuthOut, Secret};
+pub use dead_letter::{
+    DeadLetter, DeadLetterDetail, DeadLetterPage, DeadLetterStatus, FailureSummary, RetryAttempt, Trigger,
+};
+pub use definition::{ANY, Definition, DefinitionIn, EventKey};
+pub use domain::{Domain, UnknownDomain};
+pub use duration::{DurationError, format_duration, parse_duration};
+pub use event::{EventIn, MAX_DELAY, MAX_NAME, is_event_type};
+pub use headers::Headers;
+pub use problem::{FieldError, Problem};
+pub use publish::{BatchItem, BatchOut, MAX_BATCH, PublishOut};
+pub use readable::readable;
+pub use replay::{ReplayIn, ReplayOut, ReplayResult};
+pub use subscription::{NewSubscription, PayloadType, Protocol, Subscription, SubscriptionIn, Target};
+pub use trace::{DeliveryState, EventTrace, OutboxState, OutboxStatus, TopicPosition, TracedDelivery};

@@ -1,1 +1,24 @@
-//! x
+//! One safe, authenticated HTTP request, and what its answer means.
+//!
+//! A [`Client`] sends a [`Request`] to an [`Endpoint`] once and says what became of it as a
+//! [`posthaste_core::Outcome`]. Whether and when to try again is decided elsewhere: nothing here repeats a request
+//! whose first byte may have reached the subscriber, follows a redirect, or waits beyond the request's deadline.
+//!
+//! Failures are read by operators and kept in databases, so no text made here contains credentials or the values of an
+//! endpoint's query string, not even when the subscriber's answer echoes them.
+
+mod answer;
+mod auth;
+mod client;
+mod connection;
+mod endpoint;
+mod header;
+mod redact;
+mod request;
+mod retry_after;
+
+pub use auth::{Auth, AuthError};
+pub use client::{Client, ClientOptions};
+pub use endpoint::{Endpoint, EndpointError, MAX_ENDPOINT};
+pub use header::{HeaderError, MAX_CUSTOM_HEADERS, check_custom_headers};
+pub use request::{Request, RequestError};

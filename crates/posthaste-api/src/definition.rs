@@ -1,0 +1,132 @@
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::event::{Errors, MAX_NAME, is_event_type};
+use crate::problem::FieldError;
+
+/// Matches every value of a part of an event key, and its absence.
+pub const ANY: &str = "*";
+
+/// The longest description, in characters.
+const MAX_DESCRIPTION: usize = 1_000;
+
+/// Which events: each part is a value or [`ANY`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct EventKey {
+    /// Who publishes them.
+    #[serde(default = "any")]
+    pub source_service: String,
+    /// What happened.
+    #[serde(default = "any")]
+    pub event_type: String,
+    /// The kind of thing that it happened to.
+    #[serde(default = "any")]
+    pub resource_type: String,
+    /// What was done to it.
+    #[serde(default = "any")]
+    pub operation_type: String,
+}
+
+/// A kind of event that can be subscribed to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Definition {
+    /// What subscriptions name it by.
+    pub id: Uuid,
+    /// Which events; the parts stand beside the other fields.
+    #[serde(flatten)]
+    pub key: EventKey,
+    /// For people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+    /// When it was made.
+    pub created_at: DateTime<Utc>,
+    /// When it last changed.
+    pub updated_at: DateTime<Utc>,
+}
+
+/// A definition as it is made or replaced. An absent part of the key means [`ANY`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct DefinitionIn {
+    /// Who publishes the events.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_service: Option<String>,
+    /// What happened.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub event_type: Option<String>,
+    /// The kind of thing that it happened to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resource_type: Option<String>,
+    /// What was done to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operation_type: Option<String>,
+    /// For people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub description: Option<String>,
+}
+
+impl EventKey {
+    /// Whether an event with these parts is meant.
+    pub fn matches(
+        &self,
+        source_service: Option<&str>,
+        event_type: &str,
+        resource_type: Option<&str>,
+        operation_type: Option<&str>,
+    ) -> bool {
+        let is = |part: &str, value: Option<&str>| part == ANY || value == Some(part);
+        is(&self.source_service, source_service)
+            && is(&self.event_type, Some(event_type))
+            && is(&self.resource_type, resource_type)
+            && is(&self.operation_type, operation_type)
+    }
+
+    /// Adds what is wrong with it; `inside` is the field that holds it, with a dot.
+    pub(crate) fn check(&self, inside: &str, errors: &mut Errors) {
+        if self.event_type != ANY && !is_event_type(&self.event_type) {
+            let detail = "is neither * nor 1 to 128 characters of A-Z a-z 0-9 . _ -";
+            errors.add(&format!("{inside}eventType"), detail);
+        }
+        for (field, part) in [
+            ("sourceService", &self.source_service),
+            ("resourceType", &self.resource_type),
+            ("operationType", &self.operation_type),
+        ] {
+            if part.is_empty() || part.chars().count() > MAX_NAME {
+                errors.add(&format!("{inside}{field}"), format!("is not 1 to {MAX_NAME} characters; * means any"));
+            }
+        }
+    }
+}
+
+impl Default for EventKey {
+    /// Every event.
+    fn default() -> Self {
+        Self { source_service: any(), event_type: any(), resource_type: any(), operation_type: any() }
+    }
+}
+
+impl DefinitionIn {
+    /// The key and the description, or everything that is wrong with them.
+    pub fn validate(self) -> Result<(EventKey, Option<String>), Vec<FieldError>> {
+        let key = EventKey {
+            source_service: self.source_service.unwrap_or_else(any),
+            event_type: self.event_type.unwrap_or_else(any),
+            resource_type: self.resource_type.unwrap_or_else(any),
+            operation_type: self.operation_type.unwrap_or_else(any),
+        };
+        let mut errors = Errors::default();
+        key.check("", &mut errors);
+        if self.description.as_ref().is_some_and(|text| text.chars().count() > MAX_DESCRIPTION) {
+            errors.add("description", format!("has more than {MAX_DESCRIPTION} characters"));
+        }
+        errors.none_or((key, self.description))
+    }
+}
+
+fn any() -> String {
+    ANY.to_owned()
+}

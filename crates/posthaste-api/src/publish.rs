@@ -1,0 +1,43 @@
+use serde::{Deserialize, Serialize};
+
+/// The most events of one batch.
+pub const MAX_BATCH: usize = 1_000;
+
+/// The answer to one published event: it is stored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PublishOut {
+    /// The caller's id or the one it was given.
+    pub event_id: String,
+}
+
+/// The answer to a batch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BatchOut {
+    /// One for each event, in the order of the request.
+    pub results: Vec<BatchItem>,
+}
+
+/// What became of one event of a batch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum BatchItem {
+    /// It is stored, now or since an earlier call.
+    #[serde(rename_all = "camelCase")]
+    Stored {
+        /// The caller's id or the one it was given.
+        event_id: String,
+        /// The status that it would have had alone: 202, or 200 when it was there before.
+        status: u16,
+    },
+    /// It is not stored.
+    Refused {
+        /// The status that it would have had alone, such as 400 or 409.
+        status: u16,
+        /// A stable word for programs.
+        code: String,
+        /// What is wrong with it.
+        detail: String,
+    },
+}

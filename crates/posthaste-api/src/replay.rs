@@ -1,0 +1,63 @@
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::dead_letter::DeadLetterStatus;
+use crate::problem::FieldError;
+
+/// Which dead letters to send again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ReplayIn {
+    /// The `id`s of dead letters.
+    pub ids: Vec<Uuid>,
+    /// Why, for the audit log.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+}
+
+impl ReplayIn {
+    /// The most letters that one call may name.
+    pub const MAX_IDS: usize = 10_000;
+    /// The longest reason, in characters.
+    pub const MAX_REASON: usize = 1_000;
+
+    /// Checks the sizes; ids that do not exist are the server's to find.
+    pub fn validate(self) -> Result<Self, Vec<FieldError>> {
+        let mut errors = Vec::new();
+        if self.ids.is_empty() {
+            errors.push(FieldError::new("ids", "is empty: name at least one dead letter"));
+        }
+        if self.ids.len() > Self::MAX_IDS {
+            errors.push(FieldError::new("ids", format!("has {} ids, more than {}", self.ids.len(), Self::MAX_IDS)));
+        }
+        if self.reason.as_ref().is_some_and(|reason| reason.chars().count() > Self::MAX_REASON) {
+            errors.push(FieldError::new("reason", format!("has more than {} characters", Self::MAX_REASON)));
+        }
+        if errors.is_empty() { Ok(self) } else { Err(errors) }
+    }
+}
+
+/// The answer to a replay.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplayOut {
+    /// Where to ask how far it is; null for a dry run.
+    pub replay_id: Option<Uuid>,
+    /// How many letters it is about.
+    pub matched: u64,
+    /// What became of each, when the caller waited for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub results: Option<Vec<ReplayResult>>,
+}
+
+/// What became of one replayed letter.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplayResult {
+    /// The dead letter.
+    pub id: Uuid,
+    /// Its status afterwards.
+    pub status: DeadLetterStatus,
+    /// Why it failed again; null when it was delivered.
+    pub error_code: Option<String>,
+}

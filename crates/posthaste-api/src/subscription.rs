@@ -1,0 +1,291 @@
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::auth::{AuthIn, AuthOut};
+use crate::definition::EventKey;
+use crate::duration::parse_duration;
+use crate::event::{Errors, MAX_NAME, MAX_TEXT};
+use crate::headers::Headers;
+use crate::problem::FieldError;
+use crate::proto;
+
+/// The longest time that one attempt may take.
+const MAX_TIMEOUT: Duration = Duration::from_secs(60);
+/// The most retries after the first attempt.
+const MAX_RETRY: u32 = 100;
+
+/// Who receives which events, and where. Secrets are never part of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Subscription {
+    /// What calls name it by.
+    pub id: Uuid,
+    /// Whose it is, in the subscriber's own words.
+    pub subscriber_id: String,
+    /// The definition of its events.
+    pub definition_id: Uuid,
+    /// The key of that definition.
+    pub event_key: EventKey,
+    /// The address that is called.
+    pub endpoint: String,
+    /// How it is called.
+    pub protocol: Protocol,
+    /// What a payload without content type is taken for.
+    pub payload_type: PayloadType,
+    /// What may be shown of the credentials.
+    pub auth: AuthOut,
+    /// Headers that are added to each request.
+    #[serde(default, skip_serializing_if = "Headers::is_empty")]
+    pub headers: Headers,
+    /// How long one attempt may take, if not the configured time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<String>,
+    /// How many attempts may follow the first, if not the configured number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_retry: Option<u32>,
+    /// Only events of this tenant; absent for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant_id: Option<String>,
+    /// Whether events are matched to it at all.
+    pub active: bool,
+    /// When it was made.
+    pub created_at: DateTime<Utc>,
+    /// When it last changed.
+    pub updated_at: DateTime<Utc>,
+}
+
+/// A subscription as it is made or replaced.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct SubscriptionIn {
+    /// Whose it is: required.
+    #[serde(default)]
+    pub subscriber_id: String,
+    /// An existing definition.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub definition_id: Option<String>,
+    /// The key of an existing definition, instead of its id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub event_key: Option<EventKey>,
+    /// The address to call: required. Whether it may be called is the server's to check.
+    #[serde(default)]
+    pub endpoint: String,
+    /// How to call it.
+    #[serde(default)]
+    pub protocol: Protocol,
+    /// What a payload without content type is taken for.
+    #[serde(default)]
+    pub payload_type: PayloadType,
+    /// The credentials. Absent: none in a new subscription, the stored ones in an update.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auth: Option<AuthIn>,
+    /// Headers to add to each request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub headers: Option<Headers>,
+    /// How long one attempt may take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeout: Option<String>,
+    /// How many attempts may follow the first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_retry: Option<u32>,
+    /// Only events of this tenant; absent for all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant_id: Option<String>,
+    /// Whether events are matched to it at all.
+    #[serde(default = "yes")]
+    pub active: bool,
+}
+
+/// A [`SubscriptionIn`] whose every field was checked, except for what only the server can know: whether the
+/// definition exists, and whether the endpoint and the headers may be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewSubscription {
+    /// Whose it is.
+    pub subscriber_id: String,
+    /// Which definition.
+    pub target: Target,
+    /// The address to call.
+    pub endpoint: String,
+    /// How to call it.
+    pub protocol: Protocol,
+    /// What a payload without content type is taken for.
+    pub payload_type: PayloadType,
+    /// The credentials, if the caller said anything about them.
+    pub auth: Option<AuthIn>,
+    /// Headers to add to each request.
+    pub headers: Headers,
+    /// How long one attempt may take.
+    pub timeout: Option<Duration>,
+    /// How many attempts may follow the first.
+    pub max_retry: Option<u32>,
+    /// Only events of this tenant; `None` for all.
+    pub tenant_id: Option<String>,
+    /// Whether events are matched to it at all.
+    pub active: bool,
+}
+
+/// How a subscription names its definition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// By id.
+    Definition(Uuid),
+    /// By key.
+    Key(EventKey),
+}
+
+/// How an endpoint is called.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Protocol {
+    /// An HTTP POST.
+    #[default]
+    #[serde(rename = "HTTP")]
+    Http,
+}
+
+/// What a payload without content type is taken for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum PayloadType {
+    /// JSON.
+    #[default]
+    #[serde(rename = "PAYLOAD_TYPE_JSON")]
+    Json,
+    /// Bytes.
+    #[serde(rename = "PAYLOAD_TYPE_BINARY")]
+    Binary,
+}
+
+impl SubscriptionIn {
+    /// Checks a subscription that is to be made: its secrets must be there.
+    pub fn validate(self) -> Result<NewSubscription, Vec<FieldError>> {
+        let mut errors = Errors::default();
+        if self.auth.as_ref().is_some_and(AuthIn::keeps_secret) {
+            let is_basic = matches!(self.auth, Some(AuthIn::BasicAuth { .. }));
+            errors.add(if is_basic { "auth.password" } else { "auth.token" }, "is missing");
+        }
+        self.checked(errors)
+    }
+
+    /// Checks a subscription that replaces another: an absent secret keeps the old one.
+    pub fn validate_update(self) -> Result<NewSubscription, Vec<FieldError>> {
+        self.checked(Errors::default())
+    }
+
+    fn checked(self, mut errors: Errors) -> Result<NewSubscription, Vec<FieldError>> {
+        if self.subscriber_id.is_empty() || self.subscriber_id.chars().count() > MAX_NAME {
+            errors.add("subscriberId", format!("is not 1 to {MAX_NAME} characters"));
+        }
+        if self.endpoint.is_empty() {
+            errors.add("endpoint", "is missing: give the address to call, such as https://example.com/hook");
+        }
+        let target = target(self.definition_id, self.event_key, &mut errors);
+        if let Some(auth) = &self.auth {
+            auth.check(&mut errors);
+        }
+        let timeout = self.timeout.and_then(|text| timeout(&text, &mut errors));
+        if self.max_retry.is_some_and(|retries| retries > MAX_RETRY) {
+            errors.add("maxRetry", format!("is more than {MAX_RETRY}"));
+        }
+        if self.tenant_id.as_ref().is_some_and(|tenant| tenant.is_empty() || tenant.chars().count() > MAX_TEXT) {
+            errors.add("tenantId", format!("is not 1 to {MAX_TEXT} characters: leave it out for all tenants"));
+        }
+        errors.none_or(()).map(|()| NewSubscription {
+            subscriber_id: self.subscriber_id,
+            target,
+            endpoint: self.endpoint,
+            protocol: self.protocol,
+            payload_type: self.payload_type,
+            auth: self.auth,
+            headers: self.headers.unwrap_or_default(),
+            timeout,
+            max_retry: self.max_retry,
+            tenant_id: self.tenant_id,
+            active: self.active,
+        })
+    }
+}
+
+impl Default for SubscriptionIn {
+    /// What an empty JSON object says.
+    fn default() -> Self {
+        Self {
+            subscriber_id: String::new(),
+            definition_id: None,
+            event_key: None,
+            endpoint: String::new(),
+            protocol: Protocol::default(),
+            payload_type: PayloadType::default(),
+            auth: None,
+            headers: None,
+            timeout: None,
+            max_retry: None,
+            tenant_id: None,
+            active: true,
+        }
+    }
+}
+
+impl PayloadType {
+    /// The content type to declare for a payload that has none of its own.
+    pub const fn content_type(self) -> &'static str {
+        match self {
+            Self::Json => "application/json",
+            Self::Binary => "application/octet-stream",
+        }
+    }
+}
+
+impl From<PayloadType> for proto::PayloadType {
+    fn from(payload_type: PayloadType) -> Self {
+        match payload_type {
+            PayloadType::Json => Self::Json,
+            PayloadType::Binary => Self::Binary,
+        }
+    }
+}
+
+impl From<Protocol> for proto::Protocol {
+    fn from(protocol: Protocol) -> Self {
+        match protocol {
+            Protocol::Http => Self::Http,
+        }
+    }
+}
+
+/// With an error added, any target does: it is not returned.
+fn target(definition_id: Option<String>, event_key: Option<EventKey>, errors: &mut Errors) -> Target {
+    match (definition_id, event_key) {
+        (Some(id), None) => Target::Definition(Uuid::parse_str(&id).unwrap_or_else(|_| {
+            errors.add("definitionId", "is not a UUID");
+            Uuid::nil()
+        })),
+        (None, Some(key)) => {
+            key.check("eventKey.", errors);
+            Target::Key(key)
+        }
+        (None, None) => {
+            errors.add("definitionId", "is missing: give the id of a definition, or its eventKey");
+            Target::Key(EventKey::default())
+        }
+        (Some(_), Some(key)) => {
+            errors.add("eventKey", "is given beside definitionId: give one of them");
+            Target::Key(key)
+        }
+    }
+}
+
+fn timeout(text: &str, errors: &mut Errors) -> Option<Duration> {
+    match parse_duration(text) {
+        Ok(Duration::ZERO) => errors.add("timeout", "is zero: leave it out for the configured one"),
+        Ok(timeout) if timeout > MAX_TIMEOUT => errors.add("timeout", "is more than 60s"),
+        Ok(timeout) => return Some(timeout),
+        Err(error) => errors.add("timeout", format!("is {error}")),
+    }
+    None
+}
+
+fn yes() -> bool {
+    true
+}

@@ -1,0 +1,154 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::header::HeaderValue;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client as PooledClient;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use posthaste_core::{Failure, Outcome};
+use rustls::pki_types::CertificateDer;
+use rustls::{ClientConfig, RootCertStore};
+use tracing::warn;
+
+use crate::answer::{Answer, MAX_KEPT_BODY};
+use crate::connection::{self, ExchangeError, Resolver};
+use crate::request::Request;
+
+/// How much of a response body is read before the connection is given up.
+const MAX_RESPONSE_BODY: usize = 64 * 1_024;
+
+/// The largest response head. Its number of headers is limited to hyper's own 100.
+const MAX_RESPONSE_HEAD: usize = 32 * 1_024;
+
+/// Sends requests over shared, pooled HTTP/1.1 connections. Cheap to clone; clones share the pool.
+#[derive(Clone)]
+pub struct Client {
+    http: PooledClient<HttpsConnector<HttpConnector<Resolver>>, Full<Bytes>>,
+    user_agent: HeaderValue,
+    connect_timeout: Duration,
+}
+
+/// What all requests of a [`Client`] have in common.
+#[derive(Clone, Debug)]
+pub struct ClientOptions {
+    /// How long a TCP connection may take to come up; the request's own timeout holds as well.
+    pub connect_timeout: Duration,
+    /// How long an unused connection is kept. Shorter than the five seconds after which common servers hang up, so
+    /// that a request seldom meets a connection that is being closed.
+    pub pool_idle_timeout: Duration,
+    /// How many unused connections are kept for each host.
+    pub pool_max_idle_per_host: usize,
+    /// The value of `User-Agent`.
+    pub user_agent: HeaderValue,
+    /// Certificate authorities to trust beside those of the operating system.
+    pub extra_roots: Vec<CertificateDer<'static>>,
+}
+
+impl Default for ClientOptions {
+    fn default() -> Self {
+        Self {
+            connect_timeout: Duration::from_secs(1),
+            pool_idle_timeout: Duration::from_secs(4),
+            pool_max_idle_per_host: 256,
+            user_agent: HeaderValue::from_static(concat!("posthaste/", env!("CARGO_PKG_VERSION"))),
+            extra_roots: Vec::new(),
+        }
+    }
+}
+
+impl Client {
+    /// Makes a client. A system without certificate authorities is warned about and can still call `http` endpoints.
+    pub fn new(options: ClientOptions) -> Self {
+        let mut tcp = HttpConnector::new_with_resolver(Resolver::new());
+        tcp.enforce_http(false);
+        tcp.set_nodelay(true);
+        tcp.set_connect_timeout(Some(options.connect_timeout));
+        let connector = HttpsConnectorBuilder::new()
+            .with_tls_config(tls_config(options.extra_roots))
+            .https_or_http()
+            .enable_http1()
+            .wrap_connector(tcp);
+        let http = PooledClient::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(options.pool_idle_timeout)
+            .pool_max_idle_per_host(options.pool_max_idle_per_host)
+            .http1_max_buf_size(MAX_RESPONSE_HEAD)
+            // Repeats a request only when a pooled connection was closed before any of it was written.
+            .retry_canceled_requests(true)
+            .build(connector);
+        Self { http, user_agent: options.user_agent, connect_timeout: options.connect_timeout }
+    }
+
+    /// Sends one request, once, and says what became of it.
+    ///
+    /// Only a complete answer with a 2xx status is a delivery. A body that hangs or breaks does not change what any
+    /// other status said already.
+    pub async fn post(&self, request: Request) -> Outcome {
+        let http_request = match request.to_http(&self.user_agent) {
+            Ok(http_request) => http_request,
+            Err(error) => return Outcome::Failed(Failure::permanent("unbuildable", error.to_string())),
+        };
+        let mut head = None;
+        let exchange = async {
+            let response = self.http.request(http_request).await?;
+            let answer = *head.insert(Answer::of(&response));
+            let kept = if answer.is_delivery() { 0 } else { MAX_KEPT_BODY };
+            let body = read_body(response.into_body(), kept).await?;
+            Ok::<_, ExchangeError>((answer, body))
+        };
+        let broken = match tokio::time::timeout(request.timeout, exchange).await {
+            Ok(Ok((answer, body))) => return answer.outcome(&body, &request),
+            Ok(Err(error)) => error.failure(&request.endpoint, self.connect_timeout),
+            Err(_) => connection::timed_out(&request, head.is_some()),
+        };
+        match head {
+            Some(answer) if !answer.is_delivery() => answer.outcome(&[], &request),
+            _ => Outcome::Failed(broken),
+        }
+    }
+}
+
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("user_agent", &self.user_agent).finish_non_exhaustive()
+    }
+}
+
+/// Reads a body to its end or its limit and returns the first `kept` bytes of it.
+///
+/// Only a connection whose answer was read to the end can be used again; past the limit, dropping the body closes it.
+async fn read_body(mut body: Incoming, kept: usize) -> Result<Vec<u8>, hyper::Error> {
+    let mut start = Vec::new();
+    let mut length = 0;
+    while let Some(frame) = body.frame().await {
+        let Some(data) = frame?.into_data().ok() else { continue };
+        start.extend_from_slice(&data[..data.len().min(kept - start.len())]);
+        length += data.len();
+        if length > MAX_RESPONSE_BODY {
+            break;
+        }
+    }
+    Ok(start)
+}
+
+fn tls_config(extra_roots: Vec<CertificateDer<'static>>) -> ClientConfig {
+    let native = rustls_native_certs::load_native_certs();
+    for error in &native.errors {
+        warn!(%error, "cannot read a certificate authority of the operating system");
+    }
+    let mut roots = RootCertStore::empty();
+    let (mut trusted, _) = roots.add_parsable_certificates(native.certs);
+    trusted += roots.add_parsable_certificates(extra_roots).0;
+    if trusted == 0 {
+        warn!("no certificate authorities found: https endpoints will fail with 525; install ca-certificates");
+    }
+    ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("ring implements the default TLS versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth()
+}

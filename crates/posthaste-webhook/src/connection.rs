@@ -1,0 +1,137 @@
+use std::error::Error;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::dns::{GaiAddrs, GaiResolver, Name};
+use posthaste_core::Failure;
+use tower_service::Service;
+
+use crate::endpoint::Endpoint;
+use crate::request::Request;
+
+/// An exchange that ended without a complete answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ExchangeError {
+    /// Before the head of the answer was there.
+    #[error(transparent)]
+    Request(#[from] legacy::Error),
+    /// While its body was read.
+    #[error(transparent)]
+    Body(#[from] hyper::Error),
+}
+
+impl ExchangeError {
+    /// The failure that an operator reads, with the status that the seed's error map gives it.
+    pub(crate) fn failure(&self, endpoint: &Endpoint, connect_timeout: Duration) -> Failure {
+        let peer = endpoint.authority();
+        let is_connect = matches!(self, Self::Request(error) if error.is_connect());
+        let (code, message) = if self.has::<ResolveError>() {
+            ("502", format!("cannot resolve host {:?}", endpoint.host()))
+        } else if self.has::<rustls::Error>() || self.is_broken_handshake() {
+            ("525", format!("TLS with {peer} failed"))
+        } else {
+            match self.io_kind() {
+                Some(io::ErrorKind::ConnectionRefused) => ("503", format!("connection refused by {peer}")),
+                Some(io::ErrorKind::TimedOut) if is_connect => {
+                    ("504", format!("no connection to {peer} within {connect_timeout:?}"))
+                }
+                Some(io::ErrorKind::TimedOut) => ("504", format!("connection to {peer} timed out")),
+                _ if is_connect => ("502", format!("cannot connect to {peer}")),
+                _ => ("502", self.broken_answer(peer)),
+            }
+        };
+        let failure = Failure::transient(code, message);
+        match self.root() {
+            Some(cause) => failure.cause(cause),
+            None => failure,
+        }
+    }
+
+    fn broken_answer(&self, peer: &str) -> String {
+        let hyper_error = self.causes().find_map(|cause| cause.downcast_ref::<hyper::Error>());
+        match hyper_error {
+            Some(error) if error.is_parse() && matches!(self, Self::Request(_)) => {
+                format!("the answer of {peer} cannot be read as HTTP")
+            }
+            _ => format!("{peer} closed the connection before its answer was complete"),
+        }
+    }
+
+    /// The connector reports what goes wrong below TLS as its own type, and what goes wrong in the handshake, such as
+    /// a peer that hangs up, as a plain I/O error.
+    fn is_broken_handshake(&self) -> bool {
+        let Self::Request(error) = self else { return false };
+        error.is_connect() && error.source().is_some_and(|cause| cause.is::<io::Error>())
+    }
+
+    fn io_kind(&self) -> Option<io::ErrorKind> {
+        self.causes().filter_map(|cause| cause.downcast_ref::<io::Error>()).last().map(io::Error::kind)
+    }
+
+    fn has<E: Error + 'static>(&self) -> bool {
+        self.causes().any(|cause| cause.is::<E>())
+    }
+
+    /// The innermost cause, where it says more than the failure's own message.
+    fn root(&self) -> Option<String> {
+        self.causes().last().map(|cause| cause.to_string())
+    }
+
+    fn causes(&self) -> impl Iterator<Item = &(dyn Error + 'static)> {
+        let first: &(dyn Error + 'static) = match self {
+            Self::Request(error) => error,
+            Self::Body(error) => error,
+        };
+        // The source of an I/O error is the source of what it wraps; the wrapped error itself is only to be had here.
+        std::iter::successors(Some(first), |&cause| match cause.downcast_ref::<io::Error>() {
+            Some(error) => error.get_ref().map(|inner| inner as &(dyn Error + 'static)),
+            None => cause.source(),
+        })
+    }
+}
+
+/// The failure of a request whose time is up.
+pub(crate) fn timed_out(request: &Request, head_arrived: bool) -> Failure {
+    let (peer, timeout) = (request.endpoint.authority(), request.timeout);
+    Failure::transient(
+        "504",
+        match head_arrived {
+            true => format!("the answer of {peer} was not complete within {timeout:?}"),
+            false => format!("no answer from {peer} within {timeout:?}"),
+        },
+    )
+}
+
+/// The operating system's resolver, with errors that can be told from those of the connection.
+#[derive(Clone)]
+pub(crate) struct Resolver(GaiResolver);
+
+/// A host name has no address, or nobody could be asked.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct ResolveError(io::Error);
+
+impl Resolver {
+    pub(crate) fn new() -> Self {
+        Self(GaiResolver::new())
+    }
+}
+
+impl Service<Name> for Resolver {
+    type Response = GaiAddrs;
+    type Error = ResolveError;
+    type Future = Pin<Box<dyn Future<Output = Result<GaiAddrs, ResolveError>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.0.poll_ready(context).map_err(ResolveError)
+    }
+
+    fn call(&mut self, name: Name) -> Self::Future {
+        let resolving = self.0.call(name);
+        Box::pin(async move { resolving.await.map_err(ResolveError) })
+    }
+}
