@@ -5,6 +5,7 @@
 //! sinks in other crates, and they are right when they pass the laws written on the traits here.
 
 mod bus_source;
+mod dispatcher;
 mod error;
 mod event;
 mod listeners;
@@ -19,6 +20,7 @@ mod wakeup;
 pub mod bus;
 
 pub use bus_source::{BusItem, BusSource, BusSourceOptions, Decoded};
+pub use dispatcher::{DispatcherOptions, dispatcher};
 pub use error::{BoxError, FaultKind, StoreError};
 pub use event::{
     Delay, Event, EventBuilder, EventError, GLOBAL_AGGREGATE, MAX_EVENT_ID, MAX_HEADERS, MAX_PAYLOAD, Payload,

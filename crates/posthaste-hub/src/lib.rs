@@ -1,1 +1,31 @@
-//! x
+//! The services of Posthaste: ingest, channels, subscriptions, event processor, outbox processor, dead letters.
+//!
+//! The only crate that sees more than one technology. Each service is one instance of the engine in `posthaste-core`;
+//! [`Hub::start`] is where they are put together, and reads as the picture of the pipeline.
+
+mod channels;
+mod delivery;
+mod dlt_intake;
+mod envelope;
+mod event_processor;
+mod health;
+mod hub;
+mod ingest;
+mod letters;
+mod registrations;
+mod relays;
+mod routing;
+mod secrets;
+mod settings;
+mod subscribers;
+mod topics;
+mod trace;
+
+pub use channels::ChannelError;
+pub use hub::{Hub, Parts, StartError};
+pub use ingest::{Accepted, Ingest, IngestError};
+pub use posthaste_sql::letters::{LetterFilter, LetterSort, LetterSortKey, LetterStatus};
+pub use posthaste_sql::registry::{PageRequest, RegistryError, SubscriptionFilter};
+pub use registrations::{Listed, RegistrationError, Registrations, Versioned};
+pub use secrets::{Sealer, SecretError};
+pub use settings::{DeliverySettings, DltSettings, OutboxSettings, RoutingRule, RoutingSettings, Settings};

@@ -3,6 +3,8 @@
 //! One module per database, each with the same table of contents: the database itself (connections, one grouping
 //! writer, migrations), the outbox table, the built-in log, the dead letters and the registry. SQLite is the first.
 
+pub mod letters;
+pub mod registry;
 pub mod sqlite;
 mod table_name;
 

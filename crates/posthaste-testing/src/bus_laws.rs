@@ -18,6 +18,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// One store that buses are opened on. Each law gets a fresh one.
 #[async_trait]
 pub trait BusHarness: Send + Sync {
+    /// The bus under test.
     type Bus: Bus;
 
     /// A bus on the store, with leases of [`LEASE`]. Two of them know as little of each other as two processes would.

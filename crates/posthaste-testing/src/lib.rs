@@ -6,6 +6,7 @@ pub mod bus_laws;
 mod memory;
 mod memory_bus;
 pub mod simulation;
+pub mod source_laws;
 
 pub use memory::{MemoryItem, MemoryRow, MemorySource, MemoryStatus, MemoryStore};
 pub use memory_bus::MemoryBus;

@@ -117,6 +117,8 @@ impl Database {
 /// What a failed statement means for whoever asked for it.
 pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError {
     let kind = match &error {
+        // A broken constraint breaks again; a locked or full database may recover.
+        sqlx::Error::Database(error) if error.kind() != sqlx::error::ErrorKind::Other => FaultKind::Lasting,
         sqlx::Error::Database(_) | sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => {
             FaultKind::Passing
         }

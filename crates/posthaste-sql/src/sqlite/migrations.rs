@@ -20,7 +20,8 @@ type Numbered = (&'static str, &'static str, &'static str);
 
 /// In these, `{table}` stands for the name of the outbox table.
 const OUTBOX: &[Numbered] = &[migration!("outbox", "0001_outbox")];
-const HUB: &[Numbered] = &[];
+const HUB: &[Numbered] =
+    &[migration!("hub", "0001_log"), migration!("hub", "0002_dead_letters"), migration!("hub", "0003_registry")];
 
 /// Each outbox table has its own history, because a database may hold several.
 pub(super) fn outbox(table: &TableName) -> Migrator {

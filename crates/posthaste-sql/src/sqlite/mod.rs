@@ -1,7 +1,16 @@
 //! Posthaste on SQLite: the embedded default.
 
+mod clock;
 mod database;
+mod letters;
+mod log;
 mod migrations;
+mod outbox;
+mod registry;
 mod writer;
 
 pub use database::{Database, OpenError, file_of};
+pub use letters::Letters;
+pub use log::{GroupProgress, Log, LogEntry, LogOptions, TopicState};
+pub use outbox::{Ingested, Outbox, OutboxError, OutboxItem, OutboxRow, OutboxSource, OutboxStatus, Reader};
+pub use registry::Registry;

@@ -1,0 +1,169 @@
+//! From a row to a record to a request: the only place that builds and reads the messages on the bus.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use chrono::{DateTime, Utc};
+use posthaste_api::proto::{self, EventHubEvent, OutboxEvent, event_hub_event};
+use posthaste_api::{Domain, readable};
+use posthaste_core::bus::{Fetched, Record, route};
+use posthaste_core::{BusItem, Decoded, Event, Failure, Payload};
+use posthaste_sql::letters::NewLetter;
+use posthaste_sql::sqlite::OutboxItem;
+use prost::Message;
+use uuid::Uuid;
+
+use crate::settings::DeliverySettings;
+use crate::subscribers::Route;
+use crate::topics::TopicNames;
+
+/// Names the deliveries of one event to one subscription: the same wherever and however often it is computed.
+const DELIVERIES: Uuid = Uuid::from_u128(0x6a5f_3c52_1d0e_4b7a_9c41_7be1_05f2_d8a3);
+
+pub(crate) fn event_record(topic: Arc<str>, item: &OutboxItem) -> Record {
+    let event = &item.event;
+    // Events of one aggregate share a partition; others spread by their id.
+    let route = match event.aggregate_id() {
+        Some(id) => route(&[event.aggregate_type(), id]),
+        None => route(&[event.id()]),
+    };
+    let value = event_message(event, item.created_at).encode_to_vec();
+    Record { topic, route, key: event.id().to_owned(), value: value.into(), headers: Vec::new() }
+}
+
+fn event_message(event: &Event, created_at: DateTime<Utc>) -> EventHubEvent {
+    EventHubEvent {
+        event_id: event.id().to_owned(),
+        event_type: event.event_type().to_owned(),
+        source_service: event.source_service().unwrap_or_default().to_owned(),
+        created_at: Some(proto::timestamp(created_at)),
+        occurred_at: Some(proto::timestamp(event.occurred_at())),
+        resource_type: event.resource_type().map(str::to_owned),
+        operation_type: event.operation_type().map(str::to_owned),
+        tenant_id: event.tenant_id().map(str::to_owned),
+        aggregate_type: Some(event.aggregate_type().to_owned()),
+        aggregate_id: event.aggregate_id().map(str::to_owned),
+        headers: headers(event.headers()),
+        content_type: event.content_type().map(str::to_owned),
+        event: Some(match event.payload() {
+            Payload::Text(text) => event_hub_event::Event::JsonText(text.clone()),
+            Payload::Bytes(bytes) => event_hub_event::Event::RawBytes(bytes.clone()),
+        }),
+    }
+}
+
+pub(crate) fn decode_event(record: &Fetched) -> Result<Decoded<EventHubEvent>, String> {
+    let value =
+        EventHubEvent::decode(record.value.clone()).map_err(|error| format!("not an EventHubEvent: {error}"))?;
+    match value.event_id.is_empty() || value.event.is_none() {
+        true => Err("an EventHubEvent without id or payload".to_owned()),
+        false => Ok(Decoded { value, budget: None }),
+    }
+}
+
+/// The delivery of one event to one subscription.
+pub(crate) fn delivery_record(
+    topics: &TopicNames,
+    domain: Domain,
+    event: &EventHubEvent,
+    subscriber: &Route,
+    defaults: &DeliverySettings,
+) -> Record {
+    let (id, subscription) = (&subscriber.subscription.id, subscriber.fields());
+    let message = OutboxEvent {
+        event: Some(event.clone()),
+        subscription_id: id.clone(),
+        subscriber_id: subscription.subscriber_id.clone(),
+        delivery_id: delivery_id(&event.event_id, id).to_string(),
+        endpoint: subscription.endpoint.clone(),
+        protocol: proto::Protocol::Http.into(),
+        sealed_auth: subscription.auth_sealed.clone(),
+        payload_type: subscriber.payload_type().into(),
+        domain: domain.to_string(),
+        timeout: Some(proto::duration(subscription.timeout.unwrap_or(defaults.timeout))),
+        max_retry: Some(subscription.max_retry.unwrap_or(defaults.max_retry)),
+        headers: headers(&subscription.headers),
+        failure: None,
+    };
+    Record {
+        topic: topics.outbox(domain),
+        // One process has all fresh traffic of a subscription.
+        route: route(&[id]),
+        key: event.event_id.clone(),
+        value: message.encode_to_vec().into(),
+        headers: Vec::new(),
+    }
+}
+
+fn delivery_id(event_id: &str, subscription_id: &str) -> Uuid {
+    Uuid::new_v5(&DELIVERIES, format!("{event_id}\n{subscription_id}\n0").as_bytes())
+}
+
+pub(crate) fn decode_delivery(record: &Fetched) -> Result<Decoded<OutboxEvent>, String> {
+    let value = OutboxEvent::decode(record.value.clone()).map_err(|error| format!("not an OutboxEvent: {error}"))?;
+    if value.event.is_none() || value.subscription_id.is_empty() {
+        return Err("an OutboxEvent without event or subscription".to_owned());
+    }
+    let budget = value.max_retry.map(|retries| retries.saturating_add(1));
+    Ok(Decoded { value, budget })
+}
+
+/// A record of a dead-letter topic: filed until it is filed, whatever its delivery may still cost.
+pub(crate) fn decode_dead_letter(record: &Fetched) -> Result<Decoded<OutboxEvent>, String> {
+    decode_delivery(record).map(|decoded| Decoded { budget: None, ..decoded })
+}
+
+/// What a spent delivery leaves in the dead-letter topic of its domain.
+pub(crate) fn dead_letter(
+    topics: &TopicNames,
+    item: &BusItem<OutboxEvent>,
+    attempts: u32,
+    failure: &Failure,
+) -> Record {
+    let mut message = (*item.value).clone();
+    let now = Utc::now();
+    message.failure = Some(proto::Failure {
+        code: failure.code.to_string(),
+        message: failure.message.clone(),
+        cause: failure.cause.clone(),
+        attempts,
+        first_failed_at: Some(proto::timestamp(item.first_failed_at.unwrap_or(now))),
+        last_failed_at: Some(proto::timestamp(now)),
+    });
+    let domain = message.domain.parse().unwrap_or(Domain::Organization);
+    Record {
+        topic: topics.dlt(domain),
+        route: route(&[&message.subscription_id]),
+        key: message.event.as_ref().map(|event| event.event_id.clone()).unwrap_or_default(),
+        value: message.encode_to_vec().into(),
+        headers: Vec::new(),
+    }
+}
+
+/// What the dead-letter store keeps of a record of a dead-letter topic.
+pub(crate) fn new_letter(message: &OutboxEvent, first_delay: Duration) -> NewLetter {
+    let event = message.event.clone().unwrap_or_default();
+    let failure = message.failure.clone().unwrap_or_default();
+    NewLetter {
+        delivery_id: message.delivery_id.clone(),
+        event_id: event.event_id,
+        subscription_id: message.subscription_id.clone(),
+        subscriber_id: message.subscriber_id.clone(),
+        event_type: event.event_type,
+        domain: message.domain.clone(),
+        endpoint: message.endpoint.clone(),
+        envelope: Bytes::from(message.encode_to_vec()),
+        readable: readable(message).get().to_owned(),
+        attempts: failure.attempts,
+        error: failure.message,
+        error_code: failure.code,
+        error_cause: failure.cause,
+        first_failed_at: failure.first_failed_at.as_ref().and_then(proto::datetime).unwrap_or_else(Utc::now),
+        first_delay,
+    }
+}
+
+fn headers(headers: &[(String, String)]) -> Vec<proto::Header> {
+    headers.iter().map(|(name, value)| proto::Header { name: name.clone(), value: value.clone() }).collect()
+}

@@ -1,0 +1,220 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use posthaste_api::Domain;
+use posthaste_core::bus::{Bus, Quarantine, Topics};
+use posthaste_core::{BusSource, BusSourceOptions, OnStop, RelayOptions, RetryPolicy, StoreError};
+use posthaste_sql::TableName;
+use posthaste_sql::sqlite::{Database, Letters, Log, LogOptions, OpenError, Outbox, OutboxError, Reader, Registry};
+use posthaste_webhook::Client;
+
+use crate::channels::Channels;
+use crate::delivery::{FreshDeliveries, LetterDeliveries, Postman};
+use crate::dlt_intake::Intake;
+use crate::envelope;
+use crate::event_processor::FanOut;
+use crate::ingest::Ingest;
+use crate::registrations::Registrations;
+use crate::relays::Relays;
+use crate::secrets::Sealer;
+use crate::settings::Settings;
+use crate::subscribers::Subscribers;
+use crate::topics::TopicNames;
+
+/// A wait longer than this is not spent in memory but among the dead letters.
+const PARK_AFTER: Duration = Duration::from_secs(2);
+/// How many records of one group may wait for a retry.
+const MAX_WAITING: usize = 10_000;
+
+/// All services of one process, running.
+pub struct Hub {
+    pub(crate) database: Database,
+    pub(crate) outbox: Outbox,
+    pub(crate) log: Log,
+    pub(crate) letters: Letters,
+    pub(crate) topics: TopicNames,
+    ingest: Ingest,
+    registrations: Registrations,
+    relays: Relays,
+}
+
+/// What a hub is made of.
+pub struct Parts {
+    pub database: Database,
+    pub client: Client,
+    pub sealer: Sealer,
+    pub settings: Settings,
+    /// This process knows that no other uses the database: leases that an earlier one left are void.
+    pub alone: bool,
+}
+
+/// Why a hub does not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    #[error(transparent)]
+    Outbox(#[from] OutboxError),
+    #[error("the database does not answer")]
+    Store(#[from] StoreError),
+}
+
+impl Hub {
+    pub async fn start(parts: Parts) -> Result<Self, StartError> {
+        let Parts { database, client, sealer, settings, alone } = parts;
+        database.migrate_hub().await?;
+        let lease = settings.outbox.lease;
+        let outbox = Outbox::open(database.clone(), TableName::default(), Reader::Channels, lease).await?;
+        let log = Log::new(database.clone(), LogOptions { lease, ..LogOptions::default() });
+        let letters = Letters::new(database.clone(), lease);
+        let registry = Registry::new(database.clone());
+        if alone {
+            outbox.void_lease().await?;
+            log.void_leases().await?;
+            letters.void_leases().await?;
+        }
+
+        let relays = Relays::default();
+        let bus: Arc<dyn Bus> = Arc::new(log.clone());
+        let channels = Channels::new(outbox.clone(), bus.clone(), relays.clone(), &settings);
+        relays.spawn(channels.clone().discover());
+
+        let pipeline = Pipeline {
+            bus,
+            quarantine: Arc::new(log.clone()),
+            topics: TopicNames::new(&settings.topic_prefix),
+            postman: Postman::new(client, sealer.clone(), settings.delivery.concurrency),
+            relays: relays.clone(),
+            settings,
+        };
+        pipeline.start_event_processor(Subscribers::new(registry.clone())).await?;
+        pipeline.start_outbox_processor().await?;
+        pipeline.start_dlt_intake(&letters).await?;
+        pipeline.start_dlt_retry(&letters);
+
+        Ok(Self {
+            ingest: Ingest::start(outbox.clone(), channels),
+            registrations: Registrations::new(registry, sealer),
+            topics: pipeline.topics,
+            database,
+            outbox,
+            log,
+            letters,
+            relays,
+        })
+    }
+
+    /// The door for events.
+    pub fn ingest(&self) -> &Ingest {
+        &self.ingest
+    }
+
+    /// Definitions and subscriptions.
+    pub fn registrations(&self) -> &Registrations {
+        &self.registrations
+    }
+
+    /// Takes nothing new, waits for what is on its way, gives the rest back, and closes the database.
+    pub async fn stop(&self) {
+        self.relays.stop().await;
+        self.database.close().await;
+    }
+}
+
+/// The four relays behind the event topics.
+struct Pipeline {
+    bus: Arc<dyn Bus>,
+    quarantine: Arc<dyn Quarantine>,
+    topics: TopicNames,
+    postman: Postman,
+    relays: Relays,
+    settings: Settings,
+}
+
+impl Pipeline {
+    async fn source<T: Send + Sync + 'static>(
+        &self,
+        group: &str,
+        topics: Topics,
+        options: BusSourceOptions<T>,
+    ) -> Result<BusSource<T>, StoreError> {
+        let consumer = self.bus.subscribe(group, topics).await?;
+        Ok(BusSource::new(group, self.bus.clone(), consumer, self.quarantine.clone(), options))
+    }
+
+    async fn start_event_processor(&self, subscribers: Subscribers) -> Result<(), StoreError> {
+        let reading = BusSourceOptions {
+            decode: Box::new(envelope::decode_event),
+            dead_letter: None,
+            park_after: Duration::MAX,
+            max_waiting: MAX_WAITING,
+        };
+        let source = self.source("event-processor", Topics::Prefix(self.topics.all_events()), reading).await?;
+        let sink = FanOut::new(self.bus.clone(), subscribers, &self.settings);
+        self.relays.start("event-processor", source, sink, self.pipeline_options(RetryPolicy::forever()));
+        Ok(())
+    }
+
+    async fn start_outbox_processor(&self) -> Result<(), StoreError> {
+        let topics = self.topics.clone();
+        let reading = BusSourceOptions {
+            decode: Box::new(envelope::decode_delivery),
+            dead_letter: Some(Box::new(move |item, attempts, failure| {
+                envelope::dead_letter(&topics, item, attempts, failure)
+            })),
+            park_after: PARK_AFTER,
+            max_waiting: MAX_WAITING,
+        };
+        let outboxes = Domain::ALL.map(|domain| self.topics.outbox(domain).to_string());
+        let source = self.source("outbox-processor", Topics::Named(outboxes.into()), reading).await?;
+        let retry = RetryPolicy::Exponential {
+            base: Duration::from_millis(100),
+            max: Duration::from_secs(1),
+            max_attempts: Some(self.settings.delivery.max_retry + 1),
+        };
+        let drain = self.settings.delivery.timeout + Duration::from_secs(2);
+        let options = RelayOptions { drain, ..self.pipeline_options(retry) };
+        self.relays.start("outbox-processor", source, FreshDeliveries(self.postman.clone()), options);
+        Ok(())
+    }
+
+    async fn start_dlt_intake(&self, letters: &Letters) -> Result<(), StoreError> {
+        let reading = BusSourceOptions {
+            decode: Box::new(envelope::decode_dead_letter),
+            dead_letter: None,
+            park_after: Duration::MAX,
+            max_waiting: MAX_WAITING,
+        };
+        let dlts = Domain::ALL.map(|domain| self.topics.dlt(domain).to_string());
+        let source = self.source("dlt-intake", Topics::Named(dlts.into()), reading).await?;
+        let sink = Intake { letters: letters.clone(), first_delay: self.settings.dlt.retry_interval };
+        self.relays.start("dlt-intake", source, sink, self.pipeline_options(RetryPolicy::forever()));
+        Ok(())
+    }
+
+    fn start_dlt_retry(&self, letters: &Letters) {
+        let dlt = &self.settings.dlt;
+        let retry = RetryPolicy::Fixed { interval: dlt.retry_interval, max_attempts: Some(dlt.max_retry) };
+        let options = RelayOptions {
+            batch: dlt.batch_size,
+            max_in_flight: 4 * dlt.batch_size,
+            drain: dlt.timeout + Duration::from_secs(2),
+            ..self.pipeline_options(retry)
+        };
+        let sink = LetterDeliveries { postman: self.postman.clone(), timeout: dlt.timeout };
+        self.relays.start("dlt-retry", letters.clone(), sink, options);
+    }
+
+    fn pipeline_options(&self, retry: RetryPolicy) -> RelayOptions {
+        RelayOptions {
+            workers: 2,
+            chunk: 500,
+            poll_interval: self.settings.outbox.poll_interval,
+            drain: self.settings.outbox.drain,
+            on_stop: OnStop::Release,
+            retry,
+            ..RelayOptions::default()
+        }
+    }
+}

@@ -1,0 +1,136 @@
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use posthaste_api::proto::{self, OutboxEvent};
+use posthaste_api::{
+    DeadLetter, DeadLetterDetail, DeadLetterPage, DeadLetterStatus, Domain, FailureSummary, ReplayOut, ReplayResult,
+    RetryAttempt, Trigger,
+};
+use posthaste_core::StoreError;
+use posthaste_sql::letters::{self, LetterFilter, LetterRow, LetterStatus};
+use prost::Message;
+use serde_json::value::RawValue;
+use tokio::time::{Instant, sleep};
+use uuid::Uuid;
+
+use crate::Hub;
+
+/// How often a waiting caller's replay is looked at.
+const REPLAY_LOOK: Duration = Duration::from_millis(20);
+
+impl Hub {
+    /// Dead letters that fit the filter, one page of them.
+    pub async fn dead_letters(&self, filter: &LetterFilter) -> Result<DeadLetterPage, StoreError> {
+        let page = self.letters.list(filter).await?;
+        Ok(DeadLetterPage {
+            items: page.items.into_iter().map(shown).collect(),
+            page: filter.page,
+            size: filter.size,
+            total: page.total,
+            total_is_lower_bound: page.total_is_lower_bound,
+        })
+    }
+
+    /// All that is known of one.
+    pub async fn dead_letter(&self, id: Uuid) -> Result<Option<DeadLetterDetail>, StoreError> {
+        let Some(detail) = self.letters.get(&id.to_string()).await? else {
+            return Ok(None);
+        };
+        let failure = OutboxEvent::decode(detail.envelope).ok().and_then(|message| message.failure).map(summary);
+        let event = RawValue::from_string(detail.readable).or_else(|_| RawValue::from_string("null".to_owned()));
+        let event =
+            event.map_err(|error| StoreError::new("read a dead letter", posthaste_core::FaultKind::Lasting, error))?;
+        let history = detail.history.into_iter().map(attempt).collect();
+        Ok(Some(DeadLetterDetail { letter: shown(detail.letter), event, failure, history }))
+    }
+
+    /// Sends letters again; with `wait`, answers what became of each as soon as all are known or the time is over.
+    pub async fn replay(
+        &self,
+        ids: &[Uuid],
+        reason: Option<String>,
+        wait: Option<Duration>,
+    ) -> Result<ReplayOut, StoreError> {
+        let ids = ids.iter().map(Uuid::to_string).collect();
+        let replay = self.letters.replay(ids, reason).await?;
+        let mut answer = ReplayOut { replay_id: Some(parsed(&replay.id)), matched: replay.matched, results: None };
+        if let Some(wait) = wait {
+            let end = Instant::now() + wait;
+            loop {
+                let results = self.letters.replay_results(&replay.id).await?;
+                if results.pending == 0 || Instant::now() >= end {
+                    answer.results = Some(results.results.into_iter().map(result).collect());
+                    break;
+                }
+                sleep(REPLAY_LOOK).await;
+            }
+        }
+        Ok(answer)
+    }
+
+    /// How many letters there are, by status.
+    pub async fn dead_letter_depth(&self) -> Result<Vec<(DeadLetterStatus, u64)>, StoreError> {
+        let depth = self.letters.depth_by_status().await?;
+        Ok(depth.into_iter().map(|(letter_status, count)| (status(letter_status), count)).collect())
+    }
+}
+
+pub(crate) fn shown(row: LetterRow) -> DeadLetter {
+    DeadLetter {
+        id: parsed(&row.id),
+        message_id: row.event_id,
+        subscription_id: parsed(&row.subscription_id),
+        subscriber_id: row.subscriber_id,
+        event_type: row.event_type,
+        domain: row.domain.parse().unwrap_or(Domain::Organization),
+        endpoint: row.endpoint,
+        status: status(row.status),
+        retry_count: row.retry_count,
+        error: Some(row.error),
+        error_code: Some(row.error_code),
+        created_at: row.created_at,
+        updated_at: row.updated_at,
+    }
+}
+
+fn status(status: LetterStatus) -> DeadLetterStatus {
+    match status {
+        LetterStatus::New => DeadLetterStatus::New,
+        LetterStatus::Processed => DeadLetterStatus::Processed,
+        LetterStatus::Failed => DeadLetterStatus::Failed,
+    }
+}
+
+fn summary(failure: proto::Failure) -> FailureSummary {
+    let time = |timestamp: Option<prost_types::Timestamp>| -> Option<DateTime<Utc>> { proto::datetime(&timestamp?) };
+    FailureSummary {
+        code: failure.code,
+        message: failure.message,
+        cause: failure.cause,
+        attempts: failure.attempts,
+        first_failed_at: time(failure.first_failed_at),
+        last_failed_at: time(failure.last_failed_at),
+    }
+}
+
+fn attempt(row: letters::HistoryRow) -> RetryAttempt {
+    RetryAttempt {
+        error_code: row.error_code,
+        error_message: row.error_message,
+        error_cause: row.error_cause,
+        process_date: row.process_date,
+        trigger: match row.trigger {
+            letters::Trigger::Scheduled => Trigger::Scheduled,
+            letters::Trigger::Replay { .. } => Trigger::Replay,
+        },
+        duration_ms: u64::try_from(row.duration.as_millis()).unwrap_or(u64::MAX),
+    }
+}
+
+fn result(result: letters::ReplayResult) -> ReplayResult {
+    ReplayResult { id: parsed(&result.letter_id), status: status(result.status), error_code: result.error_code }
+}
+
+fn parsed(id: &str) -> Uuid {
+    Uuid::parse_str(id).unwrap_or_default()
+}

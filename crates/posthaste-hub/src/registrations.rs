@@ -1,0 +1,323 @@
+use bytes::Bytes;
+use posthaste_api::{AuthIn, AuthOut, EventKey, FieldError, Headers, NewSubscription, PayloadType, Protocol, Target};
+use posthaste_core::StoreError;
+use posthaste_sql::registry::{
+    self, DefinitionFields, PageRequest, RegistryError, SubscriptionFields, SubscriptionFilter,
+};
+use posthaste_sql::sqlite::Registry;
+use posthaste_webhook::{Endpoint, check_custom_headers};
+use uuid::Uuid;
+
+use crate::secrets::{Sealer, SecretError};
+
+/// Definitions and subscriptions: what may be stored, and what is shown of it.
+#[derive(Clone)]
+pub struct Registrations {
+    registry: Registry,
+    sealer: Sealer,
+}
+
+/// Why nothing was changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegistrationError {
+    #[error("the input is refused")]
+    Invalid(Vec<FieldError>),
+    #[error("there is no definition with this {0}: make one first")]
+    UnknownDefinition(&'static str),
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    #[error("the credentials cannot be sealed")]
+    Secret(#[from] SecretError),
+}
+
+impl From<StoreError> for RegistrationError {
+    fn from(error: StoreError) -> Self {
+        Self::Registry(RegistryError::Store(error))
+    }
+}
+
+/// Something registered and the version that an If-Match compares.
+pub struct Versioned<T> {
+    pub value: T,
+    pub version: i64,
+}
+
+/// Part of a list.
+pub struct Listed<T> {
+    pub items: Vec<T>,
+    pub total: u64,
+}
+
+impl Registrations {
+    pub(crate) fn new(registry: Registry, sealer: Sealer) -> Self {
+        Self { registry, sealer }
+    }
+
+    /// Whether the registry answers.
+    pub(crate) async fn check(&self) -> Result<(), StoreError> {
+        self.registry.version().await.map(|_| ())
+    }
+
+    pub async fn create_definition(
+        &self,
+        key: EventKey,
+        description: Option<String>,
+    ) -> Result<Versioned<posthaste_api::Definition>, RegistrationError> {
+        let fields = DefinitionFields { key: stored_key(key), description };
+        Ok(shown_definition(self.registry.create_definition(fields).await?))
+    }
+
+    pub async fn update_definition(
+        &self,
+        id: Uuid,
+        key: EventKey,
+        description: Option<String>,
+        expected: Option<i64>,
+    ) -> Result<Versioned<posthaste_api::Definition>, RegistrationError> {
+        let fields = DefinitionFields { key: stored_key(key), description };
+        Ok(shown_definition(self.registry.update_definition(&id.to_string(), fields, expected).await?))
+    }
+
+    pub async fn delete_definition(&self, id: Uuid, expected: Option<i64>) -> Result<(), RegistrationError> {
+        Ok(self.registry.delete_definition(&id.to_string(), expected).await?)
+    }
+
+    pub async fn definition(&self, id: Uuid) -> Result<Versioned<posthaste_api::Definition>, RegistrationError> {
+        let found = self.registry.definition(&id.to_string()).await?;
+        Ok(shown_definition(found.ok_or(RegistryError::NotFound)?))
+    }
+
+    pub async fn definitions(
+        &self,
+        request: PageRequest,
+    ) -> Result<Listed<posthaste_api::Definition>, RegistrationError> {
+        let page = self.registry.definitions(request).await?;
+        let items = page.items.into_iter().map(|definition| shown_definition(definition).value).collect();
+        Ok(Listed { items, total: page.total })
+    }
+
+    pub async fn create_subscription(
+        &self,
+        new: NewSubscription,
+    ) -> Result<Versioned<posthaste_api::Subscription>, RegistrationError> {
+        let id = Uuid::now_v7();
+        let auth = new.auth.clone().unwrap_or(AuthIn::None {});
+        let fields = self.stored(id, new, &auth).await?;
+        self.shown(self.registry.create_subscription(&id.to_string(), fields).await?).await
+    }
+
+    /// A secret that is not given again stays the one that it was.
+    pub async fn update_subscription(
+        &self,
+        id: Uuid,
+        new: NewSubscription,
+        expected: Option<i64>,
+    ) -> Result<Versioned<posthaste_api::Subscription>, RegistrationError> {
+        let before = self.registry.subscription(&id.to_string()).await?.ok_or(RegistryError::NotFound)?;
+        let old = self.opened(&before)?;
+        let auth = match &new.auth {
+            None => old,
+            Some(auth) => with_old_secret(auth.clone(), &old).map_err(RegistrationError::Invalid)?,
+        };
+        let fields = self.stored(id, new, &auth).await?;
+        self.shown(self.registry.update_subscription(&id.to_string(), fields, expected).await?).await
+    }
+
+    pub async fn delete_subscription(&self, id: Uuid, expected: Option<i64>) -> Result<(), RegistrationError> {
+        Ok(self.registry.delete_subscription(&id.to_string(), expected).await?)
+    }
+
+    pub async fn subscription(&self, id: Uuid) -> Result<Versioned<posthaste_api::Subscription>, RegistrationError> {
+        let found = self.registry.subscription(&id.to_string()).await?;
+        self.shown(found.ok_or(RegistryError::NotFound)?).await
+    }
+
+    pub async fn subscriptions(
+        &self,
+        filter: &SubscriptionFilter,
+        request: PageRequest,
+    ) -> Result<Listed<posthaste_api::Subscription>, RegistrationError> {
+        let page = self.registry.subscriptions(filter, request).await?;
+        let mut items = Vec::with_capacity(page.items.len());
+        for subscription in page.items {
+            items.push(self.shown(subscription).await?.value);
+        }
+        Ok(Listed { items, total: page.total })
+    }
+
+    async fn stored(
+        &self,
+        id: Uuid,
+        new: NewSubscription,
+        auth: &AuthIn,
+    ) -> Result<SubscriptionFields, RegistrationError> {
+        let mut errors = Vec::new();
+        if let Err(error) = Endpoint::parse(&new.endpoint) {
+            errors.push(FieldError::new("endpoint", error.to_string()));
+        }
+        if let Err(error) = check_custom_headers(new.headers.0.iter().map(|(name, value)| (name, value))) {
+            errors.push(FieldError::new("headers", error.to_string()));
+        }
+        if !errors.is_empty() {
+            return Err(RegistrationError::Invalid(errors));
+        }
+        Ok(SubscriptionFields {
+            subscriber_id: new.subscriber_id,
+            definition_id: self.definition_id(new.target).await?,
+            endpoint: new.endpoint,
+            payload_type: payload_type_name(new.payload_type).to_owned(),
+            auth_type: auth_type(&auth.public()).to_owned(),
+            auth_sealed: self.sealed(id, auth)?,
+            headers: new.headers.0,
+            timeout: new.timeout,
+            max_retry: new.max_retry,
+            tenant_id: new.tenant_id,
+            active: new.active,
+        })
+    }
+
+    async fn definition_id(&self, target: Target) -> Result<String, RegistrationError> {
+        match target {
+            Target::Definition(id) => match self.registry.definition(&id.to_string()).await? {
+                Some(definition) => Ok(definition.id),
+                None => Err(RegistrationError::UnknownDefinition("id")),
+            },
+            Target::Key(key) => match self.registry.definition_of_key(&stored_key(key)).await? {
+                Some(definition) => Ok(definition.id),
+                None => Err(RegistrationError::UnknownDefinition("key")),
+            },
+        }
+    }
+
+    fn sealed(&self, id: Uuid, auth: &AuthIn) -> Result<Bytes, RegistrationError> {
+        if matches!(auth, AuthIn::None {}) {
+            return Ok(Bytes::new());
+        }
+        let text = serde_json::to_vec(auth).map_err(|_| SecretError::Damaged)?;
+        Ok(self.sealer.seal(&id.to_string(), &text)?.into())
+    }
+
+    fn opened(&self, subscription: &registry::Subscription) -> Result<AuthIn, RegistrationError> {
+        Ok(open_auth(&self.sealer, &subscription.id, &subscription.fields.auth_sealed)?)
+    }
+
+    async fn shown(
+        &self,
+        subscription: registry::Subscription,
+    ) -> Result<Versioned<posthaste_api::Subscription>, RegistrationError> {
+        // Without the key the kind can still be shown; only delivery needs more.
+        let auth = self.opened(&subscription).map(|auth| auth.public()).unwrap_or_else(|_| sealed_auth(&subscription));
+        let definition = self.registry.definition(&subscription.fields.definition_id).await?;
+        let definition = definition.ok_or(RegistryError::NotFound)?;
+        let fields = subscription.fields;
+        let value = posthaste_api::Subscription {
+            id: parsed(&subscription.id),
+            subscriber_id: fields.subscriber_id,
+            definition_id: parsed(&definition.id),
+            event_key: shown_key(definition.fields.key),
+            endpoint: fields.endpoint,
+            protocol: Protocol::Http,
+            payload_type: payload_type_of(&fields.payload_type),
+            auth,
+            headers: Headers(fields.headers),
+            timeout: fields.timeout.map(posthaste_api::format_duration),
+            max_retry: fields.max_retry,
+            tenant_id: fields.tenant_id,
+            active: fields.active,
+            created_at: subscription.created_at,
+            updated_at: subscription.updated_at,
+        };
+        Ok(Versioned { value, version: subscription.version })
+    }
+}
+
+/// The credentials of a subscription; nothing sealed means none.
+pub(crate) fn open_auth(sealer: &Sealer, subscription_id: &str, sealed: &[u8]) -> Result<AuthIn, SecretError> {
+    if sealed.is_empty() {
+        return Ok(AuthIn::None {});
+    }
+    let opened = sealer.open_sealed(subscription_id, sealed)?;
+    serde_json::from_slice(&opened).map_err(|_| SecretError::Damaged)
+}
+
+fn with_old_secret(new: AuthIn, old: &AuthIn) -> Result<AuthIn, Vec<FieldError>> {
+    if !new.keeps_secret() {
+        return Ok(new);
+    }
+    match (new, old) {
+        (AuthIn::BasicAuth { username, .. }, AuthIn::BasicAuth { password, .. }) => {
+            Ok(AuthIn::BasicAuth { username, password: password.clone() })
+        }
+        (AuthIn::HeaderToken { .. }, AuthIn::HeaderToken { token } | AuthIn::JwtHeader { token }) => {
+            Ok(AuthIn::HeaderToken { token: token.clone() })
+        }
+        (AuthIn::JwtHeader { .. }, AuthIn::HeaderToken { token } | AuthIn::JwtHeader { token }) => {
+            Ok(AuthIn::JwtHeader { token: token.clone() })
+        }
+        _ => Err(vec![FieldError::new("auth", "is of another type than before: give its secret, too")]),
+    }
+}
+
+fn sealed_auth(subscription: &registry::Subscription) -> AuthOut {
+    match subscription.fields.auth_type.as_str() {
+        "BASIC_AUTH" => AuthOut::BasicAuth { username: String::new() },
+        "HEADER_TOKEN" => AuthOut::HeaderToken,
+        "JWT_HEADER" => AuthOut::JwtHeader,
+        _ => AuthOut::None,
+    }
+}
+
+fn auth_type(auth: &AuthOut) -> &'static str {
+    match auth {
+        AuthOut::None => "NONE",
+        AuthOut::BasicAuth { .. } => "BASIC_AUTH",
+        AuthOut::HeaderToken => "HEADER_TOKEN",
+        AuthOut::JwtHeader => "JWT_HEADER",
+    }
+}
+
+fn payload_type_name(payload_type: PayloadType) -> &'static str {
+    posthaste_api::proto::PayloadType::from(payload_type).as_str_name()
+}
+
+fn payload_type_of(name: &str) -> PayloadType {
+    match posthaste_api::proto::PayloadType::from_str_name(name) {
+        Some(posthaste_api::proto::PayloadType::Binary) => PayloadType::Binary,
+        _ => PayloadType::Json,
+    }
+}
+
+fn shown_definition(definition: registry::Definition) -> Versioned<posthaste_api::Definition> {
+    let value = posthaste_api::Definition {
+        id: parsed(&definition.id),
+        key: shown_key(definition.fields.key),
+        description: definition.fields.description,
+        created_at: definition.created_at,
+        updated_at: definition.updated_at,
+    };
+    Versioned { value, version: definition.version }
+}
+
+fn stored_key(key: EventKey) -> registry::EventKey {
+    registry::EventKey {
+        source_service: key.source_service,
+        event_type: key.event_type,
+        resource_type: key.resource_type,
+        operation_type: key.operation_type,
+    }
+}
+
+fn shown_key(key: registry::EventKey) -> EventKey {
+    EventKey {
+        source_service: key.source_service,
+        event_type: key.event_type,
+        resource_type: key.resource_type,
+        operation_type: key.operation_type,
+    }
+}
+
+/// Ids in our own tables are UUIDs that we made.
+fn parsed(id: &str) -> Uuid {
+    Uuid::parse_str(id).unwrap_or_default()
+}

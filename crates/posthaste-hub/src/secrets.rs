@@ -1,0 +1,153 @@
+use std::fmt;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use ring::digest::{SHA256, digest};
+use ring::rand::{SecureRandom, SystemRandom};
+
+/// Seals subscribers' credentials, in the database and on the bus alike.
+///
+/// A sealed text is `1 ‖ key id (4) ‖ nonce (12) ‖ ciphertext and tag`, bound to the subscription it belongs to: moved to
+/// another one it does not open.
+#[derive(Clone)]
+pub struct Sealer {
+    key: Arc<LessSafeKey>,
+    key_id: [u8; 4],
+    random: SystemRandom,
+}
+
+const VERSION: u8 = 1;
+const KEY_LENGTH: usize = 32;
+const HEAD: usize = 1 + 4 + NONCE_LEN;
+
+/// Why credentials cannot be sealed or opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SecretError {
+    #[error("key file {path} cannot be read or made: check its folder and its permissions")]
+    KeyFile {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("key file {0} does not hold 64 hexadecimal digits: restore it from a backup")]
+    BadKey(PathBuf),
+    #[error("the system's source of randomness failed")]
+    Random,
+    #[error("the credentials were sealed with another key: restore the key file that belongs to this database")]
+    OtherKey,
+    #[error("the sealed credentials are damaged")]
+    Damaged,
+}
+
+impl Sealer {
+    /// Reads the key, making a new one (readable by its owner only) where there is none.
+    pub fn open(path: &Path) -> Result<Self, SecretError> {
+        let random = SystemRandom::new();
+        let key_file = |source| SecretError::KeyFile { path: path.to_owned(), source };
+        let text = match std::fs::read_to_string(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let mut key = [0; KEY_LENGTH];
+                random.fill(&mut key).map_err(|_| SecretError::Random)?;
+                let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+                let mut options = std::fs::OpenOptions::new();
+                let mut file = options.write(true).create_new(true).mode(0o600).open(path).map_err(key_file)?;
+                file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(key_file)?;
+                text
+            }
+            Err(error) => return Err(key_file(error)),
+        };
+        let key = parse_key(text.trim()).ok_or_else(|| SecretError::BadKey(path.to_owned()))?;
+        Self::with_key(&key, random).ok_or_else(|| SecretError::BadKey(path.to_owned()))
+    }
+
+    fn with_key(key: &[u8; KEY_LENGTH], random: SystemRandom) -> Option<Self> {
+        let mut key_id = [0; 4];
+        key_id.copy_from_slice(&digest(&SHA256, key).as_ref()[..4]);
+        let key = UnboundKey::new(&CHACHA20_POLY1305, key).ok()?;
+        Some(Self { key: Arc::new(LessSafeKey::new(key)), key_id, random })
+    }
+
+    pub fn seal(&self, subscription_id: &str, secret: &[u8]) -> Result<Vec<u8>, SecretError> {
+        let mut nonce = [0; NONCE_LEN];
+        self.random.fill(&mut nonce).map_err(|_| SecretError::Random)?;
+        let mut sealed = Vec::with_capacity(HEAD + secret.len() + CHACHA20_POLY1305.tag_len());
+        sealed.push(VERSION);
+        sealed.extend_from_slice(&self.key_id);
+        sealed.extend_from_slice(&nonce);
+        let mut text = secret.to_vec();
+        let aad = Aad::from(subscription_id.as_bytes());
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        self.key.seal_in_place_append_tag(nonce, aad, &mut text).map_err(|_| SecretError::Damaged)?;
+        sealed.append(&mut text);
+        Ok(sealed)
+    }
+
+    pub fn open_sealed(&self, subscription_id: &str, sealed: &[u8]) -> Result<Vec<u8>, SecretError> {
+        let (head, text) = sealed.split_at_checked(HEAD).ok_or(SecretError::Damaged)?;
+        if head[0] != VERSION {
+            return Err(SecretError::Damaged);
+        }
+        if head[1..5] != self.key_id {
+            return Err(SecretError::OtherKey);
+        }
+        let nonce = Nonce::try_assume_unique_for_key(&head[5..]).map_err(|_| SecretError::Damaged)?;
+        let mut text = text.to_vec();
+        let aad = Aad::from(subscription_id.as_bytes());
+        let length = self.key.open_in_place(nonce, aad, &mut text).map_err(|_| SecretError::Damaged)?.len();
+        text.truncate(length);
+        Ok(text)
+    }
+}
+
+impl fmt::Debug for Sealer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sealer").finish_non_exhaustive()
+    }
+}
+
+fn parse_key(text: &str) -> Option<[u8; KEY_LENGTH]> {
+    let mut key = [0; KEY_LENGTH];
+    if text.len() != 2 * KEY_LENGTH || !text.is_ascii() {
+        return None;
+    }
+    for (index, byte) in key.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).ok()?;
+    }
+    Some(key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sealed_opens_for_its_subscription_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.key");
+        let sealer = Sealer::open(&path).unwrap();
+        let sealed = sealer.seal("sub-1", b"hunter2").unwrap();
+        assert!(!sealed.windows(7).any(|window| window == b"hunter2"));
+        let again = Sealer::open(&path).unwrap();
+        assert_eq!(again.open_sealed("sub-1", &sealed).unwrap(), b"hunter2");
+        assert!(matches!(again.open_sealed("sub-2", &sealed), Err(SecretError::Damaged)));
+        assert!(matches!(again.open_sealed("sub-1", &sealed[..10]), Err(SecretError::Damaged)));
+        let other = Sealer::open(&folder.path().join("y.key")).unwrap();
+        assert!(matches!(other.open_sealed("sub-1", &sealed), Err(SecretError::OtherKey)));
+    }
+
+    #[test]
+    fn the_key_is_readable_by_its_owner_only_and_a_bad_one_is_refused() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.key");
+        Sealer::open(&path).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        std::fs::write(&path, "not a key").unwrap();
+        assert!(matches!(Sealer::open(&path), Err(SecretError::BadKey(_))));
+    }
+}

@@ -1,0 +1,66 @@
+use posthaste_api::proto::OutboxEvent;
+use posthaste_api::{DeliveryState, Domain, EventTrace, OutboxState, OutboxStatus, TopicPosition, TracedDelivery};
+use posthaste_core::StoreError;
+use posthaste_sql::sqlite::{self, LogEntry, OutboxRow};
+use prost::Message;
+use uuid::Uuid;
+
+use crate::Hub;
+use crate::letters;
+
+impl Hub {
+    /// Where an event is: its row, its records on the bus, its deliveries, its dead letters. `None`: never heard of it.
+    pub async fn trace(&self, event_id: &str) -> Result<Option<EventTrace>, StoreError> {
+        let row = self.outbox.find(event_id).await?;
+        let records = self.log.records_of(event_id).await?;
+        let dead_letters = self.letters.of_event(event_id).await?;
+        if row.is_none() && records.is_empty() && dead_letters.is_empty() {
+            return Ok(None);
+        }
+        let deliveries = records.iter().filter_map(|entry| self.delivery(entry)).collect();
+        Ok(Some(EventTrace {
+            event_id: event_id.to_owned(),
+            outbox: row.map(outbox_state),
+            topics: records.iter().map(position).collect(),
+            deliveries,
+            dead_letters: dead_letters.into_iter().map(letters::shown).collect(),
+        }))
+    }
+
+    fn delivery(&self, entry: &LogEntry) -> Option<TracedDelivery> {
+        let domain = Domain::ALL.into_iter().find(|domain| *self.topics.outbox(*domain) == *entry.topic)?;
+        let message = OutboxEvent::decode(entry.value.clone()).ok()?;
+        let done = entry.groups.iter().any(|group| group.done);
+        Some(TracedDelivery {
+            subscription_id: Uuid::parse_str(&message.subscription_id).ok()?,
+            domain,
+            position: position(entry),
+            state: if done { DeliveryState::Done } else { DeliveryState::Pending },
+        })
+    }
+}
+
+fn position(entry: &LogEntry) -> TopicPosition {
+    TopicPosition {
+        topic: entry.topic.clone(),
+        partition: entry.partition,
+        offset: u64::try_from(entry.offset).unwrap_or_default(),
+    }
+}
+
+fn outbox_state(row: OutboxRow) -> OutboxState {
+    let pending = matches!(row.status, sqlite::OutboxStatus::New | sqlite::OutboxStatus::Retry);
+    OutboxState {
+        status: match row.status {
+            sqlite::OutboxStatus::New => OutboxStatus::New,
+            sqlite::OutboxStatus::Done => OutboxStatus::Processed,
+            sqlite::OutboxStatus::Retry | sqlite::OutboxStatus::Dead => OutboxStatus::Failed,
+        },
+        exhausted: row.status == sqlite::OutboxStatus::Dead,
+        attempts: row.attempts,
+        next_attempt_at: pending.then_some(row.available_at),
+        last_error: row.last_error,
+        created_at: row.created_at,
+        processed_at: row.done_at,
+    }
+}

@@ -1,0 +1,286 @@
+//! One event all the way through, inside one process: real database, real bus, real HTTP.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::post;
+use posthaste_api::{AuthIn, DeadLetterStatus, EventIn, EventKey, SubscriptionIn, Trigger};
+use posthaste_hub::{Accepted, Hub, LetterFilter, Parts, Sealer, Settings};
+use posthaste_sql::sqlite::Database;
+use posthaste_webhook::{Client, ClientOptions};
+use tempfile::TempDir;
+use tokio::sync::Notify;
+
+/// An HTTP server that remembers what it was sent and answers as it is told.
+#[derive(Clone, Default)]
+struct Subscriber(Arc<Inbox>);
+
+struct Inbox {
+    received: Mutex<Vec<(HeaderMap, Bytes)>>,
+    arrived: Notify,
+    answer: Mutex<StatusCode>,
+}
+
+impl Default for Inbox {
+    fn default() -> Self {
+        Self { received: Mutex::default(), arrived: Notify::new(), answer: Mutex::new(StatusCode::OK) }
+    }
+}
+
+impl Subscriber {
+    async fn start(&self) -> SocketAddr {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let app = Router::new().route("/hook", post(receive)).with_state(self.clone());
+        tokio::spawn(async move { axum::serve(listener, app).await });
+        address
+    }
+
+    fn answer(&self, status: StatusCode) {
+        *self.0.answer.lock().unwrap() = status;
+    }
+
+    fn received(&self) -> Vec<(HeaderMap, Bytes)> {
+        self.0.received.lock().unwrap().clone()
+    }
+
+    /// Waits until this many requests have arrived.
+    async fn wait_for(&self, count: usize) -> Vec<(HeaderMap, Bytes)> {
+        let waiting = async {
+            loop {
+                let arrived = self.0.arrived.notified();
+                if self.received().len() >= count {
+                    return;
+                }
+                arrived.await;
+            }
+        };
+        let enough = tokio::time::timeout(Duration::from_secs(20), waiting).await;
+        assert!(enough.is_ok(), "{} of {count} requests arrived", self.received().len());
+        self.received()
+    }
+}
+
+async fn receive(State(subscriber): State<Subscriber>, headers: HeaderMap, body: Bytes) -> StatusCode {
+    subscriber.0.received.lock().unwrap().push((headers, body));
+    subscriber.0.arrived.notify_waiters();
+    *subscriber.0.answer.lock().unwrap()
+}
+
+struct World {
+    hub: Hub,
+    _folder: TempDir,
+}
+
+async fn start(settings: Settings) -> World {
+    let folder = tempfile::tempdir().unwrap();
+    let hub = open(folder.path(), settings).await;
+    World { hub, _folder: folder }
+}
+
+async fn open(folder: &std::path::Path, settings: Settings) -> Hub {
+    let database = Database::open(&format!("sqlite://{}", folder.join("hub.db").display())).await.unwrap();
+    let sealer = Sealer::open(&folder.join("hub.key")).unwrap();
+    let client = Client::new(ClientOptions::default());
+    Hub::start(Parts { database, client, sealer, settings, alone: true }).await.unwrap()
+}
+
+/// Dead letters become due fast, so that a test sees their whole life.
+fn impatient() -> Settings {
+    let mut settings = Settings::default();
+    settings.dlt.retry_interval = Duration::from_millis(200);
+    settings
+}
+
+async fn subscribe(hub: &Hub, event_type: &str, subscriber: &str, endpoint: &str, auth: Option<AuthIn>) {
+    let key = EventKey { event_type: event_type.to_owned(), ..EventKey::default() };
+    let known = hub.registrations().create_definition(key.clone(), None).await;
+    drop(known);
+    let subscription = SubscriptionIn {
+        subscriber_id: subscriber.to_owned(),
+        event_key: Some(key),
+        endpoint: endpoint.to_owned(),
+        auth,
+        ..SubscriptionIn::default()
+    };
+    hub.registrations().create_subscription(subscription.validate().unwrap()).await.unwrap();
+}
+
+async fn publish(hub: &Hub, json: &str) -> String {
+    let event = serde_json::from_str::<EventIn>(json).unwrap().validate().unwrap();
+    let id = event.id().to_owned();
+    let accepted = hub.ingest().publish(vec![event], false).await.unwrap();
+    assert!(matches!(accepted[..], [Accepted::Stored]), "{accepted:?}");
+    id
+}
+
+fn header<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
+    headers.get(name).unwrap_or_else(|| panic!("no header {name}")).to_str().unwrap()
+}
+
+/// Asks until the answer is what is waited for.
+async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let end = tokio::time::Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(found) = look().await {
+            return found;
+        }
+        assert!(tokio::time::Instant::now() < end, "waited in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_reaches_its_subscribers_byte_for_byte() {
+    let world = start(Settings::default()).await;
+    let (orders, all, others) = (Subscriber::default(), Subscriber::default(), Subscriber::default());
+    let hook = |address: SocketAddr| format!("http://{address}/hook");
+    let basic = AuthIn::BasicAuth { username: "shop".to_owned(), password: Some("s3cret".to_owned().into()) };
+    subscribe(&world.hub, "order.placed", "orders", &hook(orders.start().await), Some(basic)).await;
+    subscribe(&world.hub, "*", "all", &hook(all.start().await), None).await;
+    subscribe(&world.hub, "order.paid", "others", &hook(others.start().await), None).await;
+
+    let payload = r#"{ "id":1,  "total" : 1e400, "id" : 2, "name":"\u00e9é" }"#;
+    let body = format!(
+        r#"{{"eventType":"order.placed","sourceService":"shop","headers":{{"Region":"eu","bad name":"x"}},"payload":{payload}}}"#
+    );
+    let id = publish(&world.hub, &body).await;
+
+    let (headers, body) = orders.wait_for(1).await.remove(0);
+    assert_eq!(body, payload.as_bytes());
+    assert_eq!(header(&headers, "webhook-id"), id);
+    assert_eq!(header(&headers, "content-type"), "application/json");
+    assert_eq!(header(&headers, "posthaste-event-type"), "order.placed");
+    assert_eq!(header(&headers, "posthaste-attempt"), "1");
+    assert_eq!(header(&headers, "posthaste-header-region"), "eu");
+    assert_eq!(header(&headers, "authorization"), "Basic c2hvcDpzM2NyZXQ=");
+    assert!(header(&headers, "user-agent").starts_with("posthaste/"));
+    assert_eq!(all.wait_for(1).await[0].1, payload.as_bytes());
+
+    let trace = until("both deliveries are done", async || {
+        let trace = world.hub.trace(&id).await.unwrap().unwrap();
+        let done = trace.deliveries.iter().all(|delivery| delivery.state == posthaste_api::DeliveryState::Done);
+        (trace.deliveries.len() == 2 && done).then_some(trace)
+    })
+    .await;
+    assert_eq!(trace.topics.len(), 3, "one record of the event, two of deliveries: {trace:?}");
+    assert!(trace.dead_letters.is_empty());
+    world.hub.stop().await;
+    assert_eq!((orders.received().len(), all.received().len(), others.received().len()), (1, 1, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_events_arrive_once_each() {
+    let world = start(Settings::default()).await;
+    let subscriber = Subscriber::default();
+    let endpoint = format!("http://{}/hook", subscriber.start().await);
+    subscribe(&world.hub, "*", "all", &endpoint, None).await;
+    let mut published = Vec::new();
+    for batch in 0..10 {
+        let event = |number: usize| {
+            let text = format!(r#"{{"eventType":"type-{}","sourceService":"s","payload":{number}}}"#, number % 7);
+            serde_json::from_str::<EventIn>(&text).unwrap().validate().unwrap()
+        };
+        let events: Vec<_> = (0..100).map(|number| event(batch * 100 + number)).collect();
+        published.extend(events.iter().map(|event| event.id().to_owned()));
+        let accepted = world.hub.ingest().publish(events, false).await.unwrap();
+        assert!(accepted.iter().all(|accepted| matches!(accepted, Accepted::Stored)));
+    }
+    subscriber.wait_for(1_000).await;
+    world.hub.stop().await;
+    let mut counts: HashMap<String, usize> = HashMap::new();
+    for (headers, _) in subscriber.received() {
+        *counts.entry(header(&headers, "webhook-id").to_owned()).or_default() += 1;
+    }
+    assert_eq!(counts.len(), published.len());
+    assert!(published.iter().all(|id| counts.get(id) == Some(&1)), "an event is missing or came twice");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failing_endpoint_is_retried_dead_lettered_and_recovers_by_itself() {
+    let world = start(impatient()).await;
+    let subscriber = Subscriber::default();
+    let endpoint = format!("http://{}/hook", subscriber.start().await);
+    subscribe(&world.hub, "order.placed", "orders", &endpoint, None).await;
+    subscriber.answer(StatusCode::SERVICE_UNAVAILABLE);
+    let id = publish(&world.hub, r#"{"eventType":"order.placed","sourceService":"shop","payload":{"n":1}}"#).await;
+
+    // The first attempt and three retries, then the scheduler's first.
+    subscriber.wait_for(5).await;
+    subscriber.answer(StatusCode::OK);
+    let all = LetterFilter { status: None, ..LetterFilter::default() };
+    let letter = until("the letter is processed", async || {
+        let page = world.hub.dead_letters(&all).await.unwrap();
+        page.items.into_iter().find(|letter| letter.status == DeadLetterStatus::Processed)
+    })
+    .await;
+    assert_eq!(letter.message_id, id);
+    let detail = world.hub.dead_letter(letter.id).await.unwrap().unwrap();
+    let failure = detail.failure.unwrap();
+    assert_eq!((failure.code.as_str(), failure.attempts), ("503", 4));
+    let codes: Vec<_> = detail.history.iter().map(|attempt| attempt.error_code.as_deref()).collect();
+    assert_eq!(codes.last(), Some(&None), "the last attempt succeeded: {codes:?}");
+    assert!(codes[..codes.len() - 1].iter().all(|code| *code == Some("503")), "{codes:?}");
+    world.hub.stop().await;
+
+    let received = subscriber.received();
+    let attempts: Vec<_> =
+        received.iter().map(|(headers, _)| header(headers, "posthaste-attempt").to_owned()).collect();
+    let expected: Vec<_> = (1..=received.len()).map(|attempt| attempt.to_string()).collect();
+    assert_eq!(attempts, expected, "attempts count on from immediate to scheduled retries");
+    assert!(received.iter().all(|(headers, _)| header(headers, "webhook-id") == id));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_exhausted_letter_stays_failed_until_it_is_replayed() {
+    let world = start(impatient()).await;
+    let subscriber = Subscriber::default();
+    let endpoint = format!("http://{}/hook", subscriber.start().await);
+    subscribe(&world.hub, "order.placed", "orders", &endpoint, None).await;
+    subscriber.answer(StatusCode::INTERNAL_SERVER_ERROR);
+    publish(&world.hub, r#"{"eventType":"order.placed","sourceService":"shop","payload":null}"#).await;
+    let failed = LetterFilter { status: Some(posthaste_hub::LetterStatus::Failed), ..LetterFilter::default() };
+    let letter = until("the letter is exhausted", async || {
+        let page = world.hub.dead_letters(&failed).await.unwrap();
+        page.items.into_iter().find(|letter| letter.retry_count == 3)
+    })
+    .await;
+    assert_eq!(subscriber.received().len(), 7, "four immediate attempts and three scheduled");
+
+    let again = world.hub.replay(&[letter.id], Some("try".to_owned()), Some(Duration::from_secs(20))).await.unwrap();
+    assert_eq!(again.matched, 1);
+    let results = again.results.unwrap();
+    assert_eq!((results[0].status, results[0].error_code.as_deref()), (DeadLetterStatus::Failed, Some("500")));
+
+    subscriber.answer(StatusCode::NO_CONTENT);
+    let again = world.hub.replay(&[letter.id], None, Some(Duration::from_secs(20))).await.unwrap();
+    assert_eq!(again.results.unwrap()[0].status, DeadLetterStatus::Processed);
+    let detail = world.hub.dead_letter(letter.id).await.unwrap().unwrap();
+    assert_eq!(detail.letter.retry_count, 3, "replays leave the count alone");
+    let triggers: Vec<_> = detail.history.iter().map(|attempt| attempt.trigger).collect();
+    assert_eq!(triggers[3..], [Trigger::Replay, Trigger::Replay]);
+    assert_eq!(subscriber.received().last().unwrap().1, "null".as_bytes());
+    world.hub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_accepted_before_a_restart_arrives_after_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let subscriber = Subscriber::default();
+    let hub = open(folder.path(), Settings::default()).await;
+    // Delayed, so that the first process surely has not delivered it.
+    let id = publish(&hub, r#"{"eventType":"late","sourceService":"s","deliverAfter":"300ms","payload":1}"#).await;
+    let endpoint = format!("http://{}/hook", subscriber.start().await);
+    subscribe(&hub, "late", "late", &endpoint, None).await;
+    hub.stop().await;
+    let hub = open(folder.path(), Settings::default()).await;
+    let received = subscriber.wait_for(1).await;
+    assert_eq!(header(&received[0].0, "webhook-id"), id);
+    hub.stop().await;
+}

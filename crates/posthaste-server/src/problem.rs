@@ -1,0 +1,204 @@
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use posthaste_api::{FieldError, Problem};
+use posthaste_core::{FaultKind, StoreError};
+use posthaste_hub::{ChannelError, IngestError, RegistrationError, RegistryError};
+
+/// What can go wrong with a call, in words that programs compare. `docs/errors.md` explains each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    Malformed,
+    Invalid,
+    BatchRefused,
+    ForeignHost,
+    NotFound,
+    MethodNotAllowed,
+    EventIdConflict,
+    EventTypeCollision,
+    TooManyChannels,
+    DefinitionExists,
+    DefinitionInUse,
+    UnknownDefinition,
+    Stale,
+    TooLarge,
+    UnsupportedMediaType,
+    Internal,
+    CommitUnknown,
+    StoreUnavailable,
+    Stopping,
+}
+
+impl Code {
+    /// All codes.
+    pub const ALL: [Self; 19] = [
+        Self::Malformed,
+        Self::Invalid,
+        Self::BatchRefused,
+        Self::ForeignHost,
+        Self::NotFound,
+        Self::MethodNotAllowed,
+        Self::EventIdConflict,
+        Self::EventTypeCollision,
+        Self::TooManyChannels,
+        Self::DefinitionExists,
+        Self::DefinitionInUse,
+        Self::UnknownDefinition,
+        Self::Stale,
+        Self::TooLarge,
+        Self::UnsupportedMediaType,
+        Self::Internal,
+        Self::CommitUnknown,
+        Self::StoreUnavailable,
+        Self::Stopping,
+    ];
+
+    /// The word on the wire.
+    pub fn as_str(self) -> &'static str {
+        self.parts().0
+    }
+
+    pub fn status(self) -> u16 {
+        self.parts().1
+    }
+
+    fn parts(self) -> (&'static str, u16, &'static str) {
+        match self {
+            Self::Malformed => ("malformed", 400, "the request cannot be read"),
+            Self::Invalid => ("invalid", 400, "the request breaks a rule"),
+            Self::BatchRefused => ("batch_refused", 400, "nothing of the batch was stored"),
+            Self::ForeignHost => ("foreign_host", 403, "the Host header names another machine"),
+            Self::NotFound => ("not_found", 404, "not found"),
+            Self::MethodNotAllowed => ("method_not_allowed", 405, "method not allowed"),
+            Self::EventIdConflict => ("event_id_conflict", 409, "another event has this id"),
+            Self::EventTypeCollision => ("event_type_collision", 409, "another event type has this topic"),
+            Self::TooManyChannels => ("too_many_channels", 409, "no more event types"),
+            Self::DefinitionExists => ("definition_exists", 409, "the definition exists already"),
+            Self::DefinitionInUse => ("definition_in_use", 409, "the definition is in use"),
+            Self::UnknownDefinition => ("unknown_definition", 409, "the definition does not exist"),
+            Self::Stale => ("stale", 412, "it has changed since it was read"),
+            Self::TooLarge => ("too_large", 413, "the request is too large"),
+            Self::UnsupportedMediaType => ("unsupported_media_type", 415, "unsupported media type"),
+            Self::Internal => ("internal", 500, "internal error"),
+            Self::CommitUnknown => ("commit_unknown", 503, "it is not known whether it was stored"),
+            Self::StoreUnavailable => ("store_unavailable", 503, "the database does not answer"),
+            Self::Stopping => ("stopping", 503, "the server is stopping"),
+        }
+    }
+}
+
+/// A problem on its way to the caller.
+#[derive(Debug)]
+pub(crate) struct Answer(Box<Problem>);
+
+impl Answer {
+    pub(crate) fn of(code: Code, detail: impl Into<String>) -> Self {
+        let (word, status, title) = code.parts();
+        Self(Box::new(Problem::new(status, word, title).detail(detail)))
+    }
+
+    pub(crate) fn invalid(errors: Vec<FieldError>) -> Self {
+        Self::invalid_as(Code::Invalid, errors)
+    }
+
+    pub(crate) fn invalid_as(code: Code, errors: Vec<FieldError>) -> Self {
+        let detail: Vec<String> = errors.iter().map(FieldError::to_string).collect();
+        Self(Box::new(Self::of(code, detail.join("; ")).0.errors(errors)))
+    }
+
+    pub(crate) fn not_found(what: &str) -> Self {
+        Self::of(Code::NotFound, format!("there is no {what} with this id"))
+    }
+
+    /// For one item of a batch.
+    pub(crate) fn into_problem(self) -> Problem {
+        *self.0
+    }
+}
+
+impl IntoResponse for Answer {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let body = serde_json::to_vec(&self.0).unwrap_or_default();
+        let mut response = (status, body).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(Problem::CONTENT_TYPE));
+        if status == StatusCode::SERVICE_UNAVAILABLE {
+            headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+impl From<&StoreError> for Answer {
+    fn from(error: &StoreError) -> Self {
+        tracing::error!(error = error.chain(), "a request failed");
+        match error.kind() {
+            FaultKind::Passing => Self::of(Code::StoreUnavailable, "repeat the request in a moment"),
+            FaultKind::OutcomeUnknown => Self::of(Code::CommitUnknown, "repeat the request with the same event id"),
+            FaultKind::Lasting => Self::of(Code::Internal, "the server's log says more"),
+        }
+    }
+}
+
+impl From<StoreError> for Answer {
+    fn from(error: StoreError) -> Self {
+        Self::from(&error)
+    }
+}
+
+impl From<IngestError> for Answer {
+    fn from(error: IngestError) -> Self {
+        match error {
+            IngestError::Store(error) => Self::from(error.as_ref()),
+            _ => Self::of(Code::Stopping, "repeat the request in a moment"),
+        }
+    }
+}
+
+impl From<ChannelError> for Answer {
+    fn from(error: ChannelError) -> Self {
+        let code = match &error {
+            ChannelError::Collision { .. } => Code::EventTypeCollision,
+            ChannelError::TooMany { .. } => Code::TooManyChannels,
+            _ => Code::Invalid,
+        };
+        Self::of(code, error.to_string())
+    }
+}
+
+impl From<RegistrationError> for Answer {
+    fn from(error: RegistrationError) -> Self {
+        let text = error.to_string();
+        match error {
+            RegistrationError::Invalid(errors) => Self::invalid(errors),
+            RegistrationError::UnknownDefinition(_) => Self::of(Code::UnknownDefinition, text),
+            RegistrationError::Registry(error) => match error {
+                RegistryError::Duplicate => Self::of(Code::DefinitionExists, text),
+                RegistryError::NotFound => Self::of(Code::NotFound, text),
+                RegistryError::InUse => Self::of(Code::DefinitionInUse, text),
+                RegistryError::Stale { .. } => Self::of(Code::Stale, text),
+                RegistryError::UnknownDefinition => Self::of(Code::UnknownDefinition, text),
+                RegistryError::Store(error) => Self::from(error),
+                _ => Self::of(Code::Internal, text),
+            },
+            error => {
+                tracing::error!(%error, "a request failed");
+                Self::of(Code::Internal, text)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_code_is_explained_in_the_documentation() {
+        let table = include_str!("../../../docs/errors.md");
+        for code in Code::ALL {
+            let row = format!("| `{}` | {} |", code.as_str(), code.status());
+            assert!(table.contains(&row), "docs/errors.md has no row that starts with {row}");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::middleware::from_fn;
+use axum::routing::{get, post};
+use metrics_exporter_prometheus::PrometheusHandle;
+use posthaste_hub::Hub;
+
+use crate::problem::{Answer, Code};
+use crate::{dead_letters, events, health, host, registry};
+
+/// One event of the largest payload, in base64 and with the largest headers, and some room.
+const MAX_EVENT_BODY: usize = 2 * 1024 * 1024;
+const MAX_BATCH_BODY: usize = 16 * 1024 * 1024;
+/// Everything else is small. A replay of 10,000 ids has 400 KB.
+const MAX_BODY: usize = 512 * 1024;
+
+/// What handlers share.
+#[derive(Clone)]
+pub(crate) struct App {
+    pub(crate) hub: Arc<Hub>,
+    pub(crate) metrics: PrometheusHandle,
+}
+
+pub(crate) fn router(hub: Arc<Hub>, metrics: PrometheusHandle) -> Router {
+    let limited = |limit| DefaultBodyLimit::max(limit);
+    Router::new()
+        .route("/api/events", post(events::publish).layer(limited(MAX_EVENT_BODY)))
+        .route("/api/events/batch", post(events::publish_batch).layer(limited(MAX_BATCH_BODY)))
+        .route("/api/events/{id}", get(events::trace))
+        .route("/api/event-definitions", get(registry::list_definitions).post(registry::create_definition))
+        .route(
+            "/api/event-definitions/{id}",
+            get(registry::get_definition).put(registry::update_definition).delete(registry::delete_definition),
+        )
+        .route("/api/subscriptions", get(registry::list_subscriptions).post(registry::create_subscription))
+        .route(
+            "/api/subscriptions/{id}",
+            get(registry::get_subscription).put(registry::update_subscription).delete(registry::delete_subscription),
+        )
+        .route("/api/dlt-messages", get(dead_letters::list))
+        .route("/api/dlt-messages/{id}", get(dead_letters::get))
+        .route("/api/replay", post(dead_letters::replay))
+        // The paths as the dead-letter service has always had them.
+        .route("/dlt-messages", get(dead_letters::list))
+        .route("/dlt-messages/{id}", get(dead_letters::get))
+        .route("/replay", post(dead_letters::replay))
+        .route("/healthz", get(health::process))
+        .route("/readyz", get(health::dependencies))
+        .route("/metrics", get(health::metrics))
+        .fallback(async || Answer::of(Code::NotFound, "there is nothing at this path"))
+        .method_not_allowed_fallback(async || Answer::of(Code::MethodNotAllowed, "this path knows other methods"))
+        .layer(limited(MAX_BODY))
+        .layer(from_fn(host::refuse_foreign))
+        .with_state(App { hub, metrics })
+}

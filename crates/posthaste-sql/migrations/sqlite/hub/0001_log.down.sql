@@ -1,0 +1,4 @@
+DROP TABLE quarantined_record;
+DROP TABLE log_group;
+DROP TABLE log_record;
+DROP TABLE log_partition;

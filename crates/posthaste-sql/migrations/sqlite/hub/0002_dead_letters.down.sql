@@ -1,0 +1,3 @@
+DROP TABLE replay;
+DROP TABLE retry_history;
+DROP TABLE dlt_event;

@@ -1,0 +1,83 @@
+-- Deliveries whose immediate attempts are spent. Times are milliseconds of the database's clock.
+CREATE TABLE dlt_event (
+    -- UUID v7: rises with time, so that it also breaks ties in the order of intake.
+    id              TEXT PRIMARY KEY,
+    -- One delivery is one letter, however often its record is read.
+    delivery_id     TEXT NOT NULL UNIQUE,
+    event_id        TEXT NOT NULL,
+    subscription_id TEXT NOT NULL,
+    subscriber_id   TEXT NOT NULL,
+    event_type      TEXT NOT NULL,
+    domain          TEXT NOT NULL,
+    endpoint        TEXT NOT NULL,
+    -- The OutboxEvent as it stood on the bus, in Protobuf.
+    envelope        BLOB NOT NULL,
+    -- The same for people, in JSON.
+    readable        TEXT NOT NULL,
+    -- 0 NEW, 1 PROCESSED, 2 FAILED
+    status          INTEGER NOT NULL DEFAULT 0 CHECK (status BETWEEN 0 AND 2),
+    -- Scheduled retries made; replays do not count.
+    retry_count     INTEGER NOT NULL DEFAULT 0,
+    -- Requests ever made for this delivery: immediate, scheduled and replayed.
+    attempts        INTEGER NOT NULL DEFAULT 0,
+    error           TEXT NOT NULL,
+    error_code      TEXT NOT NULL,
+    error_cause     TEXT,
+    first_failed_at INTEGER NOT NULL,
+    -- When its next retry is due; NULL: none is.
+    scheduled_at    INTEGER,
+    -- When a replay is due, which goes before the schedule, and of which request it is a part.
+    replay_at       INTEGER,
+    replay_id       TEXT,
+    -- Which claim of which process holds it, and until when.
+    locked_by       TEXT,
+    locked_until    INTEGER,
+    created_at      INTEGER NOT NULL,
+    updated_at      INTEGER NOT NULL,
+    due             INTEGER GENERATED ALWAYS AS (coalesce(replay_at, scheduled_at)) VIRTUAL
+);
+
+-- The claim: what is due, in order. Letters that wait for nothing are not in it.
+CREATE INDEX dlt_event_due ON dlt_event (due, id) WHERE due IS NOT NULL;
+-- A process gives its locks back when it stops.
+CREATE INDEX dlt_event_locked ON dlt_event (locked_by) WHERE locked_by IS NOT NULL;
+-- What a replay still waits for.
+CREATE INDEX dlt_event_replay ON dlt_event (replay_id) WHERE replay_id IS NOT NULL;
+-- The list by status, newest or oldest first, and the depth by status.
+CREATE INDEX dlt_event_status_created ON dlt_event (status, created_at, id);
+-- The list by status, last changed first.
+CREATE INDEX dlt_event_status_updated ON dlt_event (status, updated_at, id);
+-- The list of all statuses.
+CREATE INDEX dlt_event_created ON dlt_event (created_at, id);
+-- The list of one subscriber, as a rule of its failed letters.
+CREATE INDEX dlt_event_subscriber ON dlt_event (subscriber_id, status, created_at, id);
+-- What became of one event.
+CREATE INDEX dlt_event_event ON dlt_event (event_id);
+
+-- Every scheduled and replayed attempt.
+CREATE TABLE retry_history (
+    id            INTEGER PRIMARY KEY AUTOINCREMENT,
+    letter_id     TEXT NOT NULL REFERENCES dlt_event (id) ON DELETE CASCADE,
+    -- NULL: it succeeded.
+    error_code    TEXT,
+    error_message TEXT,
+    error_cause   TEXT,
+    process_date  INTEGER NOT NULL,
+    trigger       TEXT NOT NULL CHECK (trigger IN ('SCHEDULED', 'REPLAY')),
+    -- The replay that this attempt answers.
+    replay_id     TEXT,
+    duration_ms   INTEGER NOT NULL
+);
+
+-- The history of one letter, and its removal together with the letter.
+CREATE INDEX retry_history_letter ON retry_history (letter_id, id);
+-- The results of one replay.
+CREATE INDEX retry_history_replay ON retry_history (replay_id, letter_id, id) WHERE replay_id IS NOT NULL;
+
+-- Requests of operators to deliver again.
+CREATE TABLE replay (
+    id         TEXT PRIMARY KEY,
+    reason     TEXT,
+    matched    INTEGER NOT NULL,
+    created_at INTEGER NOT NULL
+);

@@ -1,0 +1,3 @@
+DROP TABLE registry_version;
+DROP TABLE subscription;
+DROP TABLE event_definition;

@@ -1,0 +1,48 @@
+-- Which events there are and who wants them. Times are milliseconds of the database's clock.
+CREATE TABLE event_definition (
+    id             TEXT PRIMARY KEY,
+    -- The key: '*' stands for anything.
+    source_service TEXT NOT NULL,
+    event_type     TEXT NOT NULL,
+    resource_type  TEXT NOT NULL,
+    operation_type TEXT NOT NULL,
+    description    TEXT,
+    created_at     INTEGER NOT NULL,
+    updated_at     INTEGER NOT NULL,
+    -- Rises with every change: who writes back an old copy is told so.
+    version        INTEGER NOT NULL DEFAULT 1,
+    -- Also serves the search for a definition by its key.
+    UNIQUE (source_service, event_type, resource_type, operation_type)
+);
+
+CREATE TABLE subscription (
+    id            TEXT PRIMARY KEY,
+    subscriber_id TEXT NOT NULL,
+    definition_id TEXT NOT NULL REFERENCES event_definition (id),
+    endpoint      TEXT NOT NULL,
+    payload_type  TEXT NOT NULL,
+    auth_type     TEXT NOT NULL,
+    -- Encrypted; this database never sees a secret.
+    auth_sealed   BLOB NOT NULL,
+    -- A JSON array of [name, value].
+    headers       TEXT NOT NULL DEFAULT '[]',
+    timeout_ms    INTEGER,
+    max_retry     INTEGER,
+    tenant_id     TEXT,
+    active        INTEGER NOT NULL CHECK (active IN (0, 1)),
+    created_at    INTEGER NOT NULL,
+    updated_at    INTEGER NOT NULL,
+    version       INTEGER NOT NULL DEFAULT 1
+);
+
+-- The list of one subscriber.
+CREATE INDEX subscription_subscriber ON subscription (subscriber_id, id);
+-- The list of one definition, and whether it is in use.
+CREATE INDEX subscription_definition ON subscription (definition_id, id);
+
+-- One row, which rises with every change above: who has read it knows whether what it remembers is still true.
+CREATE TABLE registry_version (
+    only    INTEGER PRIMARY KEY CHECK (only = 1),
+    version INTEGER NOT NULL
+);
+INSERT INTO registry_version (only, version) VALUES (1, 0);

@@ -1,0 +1,268 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use posthaste_core::{Claim, Claimed, Settled, Settlement, Source, StoreError, Wakeup};
+use serde::Serialize;
+use sqlx::sqlite::SqliteRow;
+use sqlx::{AssertSqlSafe, Row, SqliteConnection};
+
+use self::settling::Change;
+use super::clock::{NOW_MS, millis, span, time};
+use super::database::Database;
+use crate::letters::{Letter, NewLetter, Trigger};
+
+mod queries;
+mod settling;
+
+/// How many rows one statement inserts.
+const CHUNK: usize = 64;
+
+/// The dead letters: a source of those that are to be tried again, and what operators ask about them.
+///
+/// Each letter is leased on its own row, because any number of processes may retry.
+#[derive(Clone)]
+pub struct Letters(Arc<Shared>);
+
+struct Shared {
+    database: Database,
+    lease: Duration,
+    owner: String,
+    claims: AtomicU64,
+    wakeup: Wakeup,
+}
+
+impl Letters {
+    /// A new owner of claims on the dead letters of this database.
+    pub fn new(database: Database, lease: Duration) -> Self {
+        let owner = uuid::Uuid::now_v7().to_string();
+        let (claims, wakeup) = (AtomicU64::new(0), Wakeup::default());
+        Self(Arc::new(Shared { database, lease, owner, claims, wakeup }))
+    }
+
+    /// Keeps letters, each delivery once, and schedules their first retries. Durable when it returns.
+    pub async fn intake(&self, letters: Vec<NewLetter>) -> Result<(), StoreError> {
+        let with_ids = letters.into_iter().map(|letter| (uuid::Uuid::now_v7().to_string(), letter));
+        let letters: Arc<Vec<(String, NewLetter)>> = Arc::new(with_ids.collect());
+        let insert = self.0.database.write("keep dead letters", move |connection| {
+            let letters = letters.clone();
+            Box::pin(async move { insert(connection, &letters).await })
+        });
+        insert.await?;
+        self.0.wakeup.wake();
+        Ok(())
+    }
+
+    /// Frees every letter, whoever holds it. Only for a process that knows itself alone.
+    pub async fn void_leases(&self) -> Result<(), StoreError> {
+        const VOID: &str = "UPDATE dlt_event SET locked_by = NULL, locked_until = NULL WHERE locked_by IS NOT NULL";
+        let void = self.0.database.write("free the dead letters", |connection| {
+            Box::pin(async move { sqlx::query(VOID).execute(connection).await.map(|_| ()) })
+        });
+        void.await
+    }
+}
+
+async fn insert(connection: &mut SqliteConnection, letters: &[(String, NewLetter)]) -> Result<(), sqlx::Error> {
+    for chunk in letters.chunks(CHUNK) {
+        let row = format!("(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {NOW_MS} + ?, {NOW_MS}, {NOW_MS})");
+        let rows = vec![row; chunk.len()].join(", ");
+        let mut query = sqlx::query(AssertSqlSafe(format!(
+            "INSERT INTO dlt_event (id, delivery_id, event_id, subscription_id, subscriber_id, event_type, domain,
+                 endpoint, envelope, readable, attempts, error, error_code, error_cause, first_failed_at, scheduled_at,
+                 created_at, updated_at)
+             VALUES {rows} ON CONFLICT (delivery_id) DO NOTHING"
+        )));
+        for (id, letter) in chunk {
+            query = query
+                .bind(id)
+                .bind(&letter.delivery_id)
+                .bind(&letter.event_id)
+                .bind(&letter.subscription_id)
+                .bind(&letter.subscriber_id)
+                .bind(&letter.event_type)
+                .bind(&letter.domain)
+                .bind(&letter.endpoint)
+                .bind(&letter.envelope[..])
+                .bind(&letter.readable)
+                .bind(letter.attempts)
+                .bind(&letter.error)
+                .bind(&letter.error_code)
+                .bind(&letter.error_cause)
+                .bind(letter.first_failed_at.timestamp_millis())
+                .bind(millis(letter.first_delay));
+        }
+        query.execute(&mut *connection).await?;
+    }
+    Ok(())
+}
+
+#[async_trait]
+impl Source for Letters {
+    type Item = Letter;
+
+    async fn claim(&self, limit: usize) -> Result<Claim<Letter>, StoreError> {
+        // Unique per claim, not only per process: a claim that expired and was made again fences its elder.
+        let lock = format!("{}:{}", self.0.owner, self.0.claims.fetch_add(1, Ordering::Relaxed));
+        let lease = millis(self.0.lease);
+        let claim = self.0.database.write("claim dead letters", move |connection| {
+            let lock = lock.clone();
+            Box::pin(async move { claim(connection, lock, lease, limit).await })
+        });
+        claim.await
+    }
+
+    async fn settle(&self, settlements: &[Settlement<'_, Letter>]) -> Result<Vec<Settled>, StoreError> {
+        let changes: Arc<Vec<Change>> = Arc::new(settlements.iter().map(Change::of).collect());
+        let settle = self.0.database.write("settle dead letters", move |connection| {
+            let changes = changes.clone();
+            Box::pin(async move { settling::record(connection, &changes).await })
+        });
+        settle.await
+    }
+
+    async fn renew(&self, held: &[&Claimed<Letter>]) -> Result<Vec<Settled>, StoreError> {
+        let held = Arc::new(Held::of(held));
+        let lease = millis(self.0.lease);
+        let renew = self.0.database.write("renew the leases of dead letters", move |connection| {
+            let held = held.clone();
+            Box::pin(async move {
+                let sql = format!(
+                    "UPDATE dlt_event SET locked_until = {NOW_MS} + ?2
+                     FROM (SELECT value ->> 'id' AS id, value ->> 'lock' AS lock FROM json_each(?1)) AS held
+                     WHERE dlt_event.id = held.id AND dlt_event.locked_by = held.lock
+                     RETURNING dlt_event.id"
+                );
+                let query = sqlx::query(AssertSqlSafe(sql)).bind(json(&*held)?).bind(lease);
+                let rows = query.fetch_all(connection).await?;
+                let renewed = rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<String>, _>>()?;
+                Ok(held.iter().map(|held| settled(renewed.contains(&held.id))).collect())
+            })
+        });
+        renew.await
+    }
+
+    async fn release(&self, held: &[&Claimed<Letter>]) -> Result<(), StoreError> {
+        let held = Arc::new(Held::of(held));
+        let release = self.0.database.write("release dead letters", move |connection| {
+            let held = held.clone();
+            Box::pin(async move {
+                let release = "UPDATE dlt_event SET locked_by = NULL, locked_until = NULL
+                     FROM (SELECT value ->> 'id' AS id, value ->> 'lock' AS lock FROM json_each(?)) AS held
+                     WHERE dlt_event.id = held.id AND dlt_event.locked_by = held.lock";
+                sqlx::query(release).bind(json(&*held)?).execute(connection).await.map(|_| ())
+            })
+        });
+        release.await
+    }
+
+    async fn close(&self) -> Result<(), StoreError> {
+        let owner = self.0.owner.clone();
+        let close = self.0.database.write("release dead letters", move |connection| {
+            let owner = owner.clone();
+            Box::pin(async move {
+                // The claims of this owner: `;` follows `:`, which ends the owner's id.
+                let release = "UPDATE dlt_event SET locked_by = NULL, locked_until = NULL
+                     WHERE locked_by > ?1 || ':' AND locked_by < ?1 || ';'";
+                sqlx::query(release).bind(owner).execute(connection).await.map(|_| ())
+            })
+        });
+        close.await
+    }
+
+    fn lease(&self) -> Duration {
+        self.0.lease
+    }
+
+    fn wakeup(&self) -> &Wakeup {
+        &self.0.wakeup
+    }
+}
+
+async fn claim(
+    connection: &mut SqliteConnection,
+    lock: String,
+    lease: i64,
+    limit: usize,
+) -> Result<Claim<Letter>, sqlx::Error> {
+    let take = format!(
+        "UPDATE dlt_event SET locked_by = ?1, locked_until = {NOW_MS} + ?2
+         WHERE id IN (SELECT id FROM dlt_event
+                      WHERE due <= {NOW_MS} AND (locked_until IS NULL OR locked_until <= {NOW_MS})
+                      ORDER BY due, id LIMIT ?3)
+         RETURNING id, event_id, subscription_id, subscriber_id, event_type, domain, endpoint, envelope, attempts,
+             retry_count, first_failed_at, replay_at IS NOT NULL, replay_id, due"
+    );
+    let limit_bound = i64::try_from(limit).unwrap_or(i64::MAX);
+    let query = sqlx::query(AssertSqlSafe(take)).bind(lock.clone()).bind(lease).bind(limit_bound);
+    let rows = query.fetch_all(&mut *connection).await?;
+    let mut claimed = rows.iter().map(|row| read(row, &lock)).collect::<Result<Vec<_>, _>>()?;
+    // An UPDATE returns its rows in no order of ours.
+    claimed.sort_by(|(due, a), (other_due, b)| (due, &a.item.id).cmp(&(other_due, &b.item.id)));
+    let mut next_due = None;
+    if claimed.len() < limit {
+        let next = format!(
+            "SELECT due - {NOW_MS} FROM dlt_event
+             WHERE due IS NOT NULL AND (locked_until IS NULL OR locked_until <= {NOW_MS}) ORDER BY due, id LIMIT 1"
+        );
+        let row = sqlx::query(AssertSqlSafe(next)).fetch_optional(connection).await?;
+        next_due = row.map(|row| row.try_get(0)).transpose()?.map(span);
+    }
+    Ok(Claim { items: claimed.into_iter().map(|(_, claimed)| claimed).collect(), next_due })
+}
+
+fn read(row: &SqliteRow, lock: &str) -> Result<(i64, Claimed<Letter>), sqlx::Error> {
+    let trigger = match row.try_get(11)? {
+        true => Trigger::Replay { replay_id: row.try_get::<Option<String>, _>(12)?.unwrap_or_default() },
+        false => Trigger::Scheduled,
+    };
+    let retry_count: u32 = row.try_get(9)?;
+    // Somebody asked for one more try, so one it is, whatever was spent before.
+    let (attempt, budget) = match trigger {
+        Trigger::Scheduled => (retry_count.saturating_add(1), None),
+        Trigger::Replay { .. } => (1, Some(1)),
+    };
+    let letter = Letter {
+        id: row.try_get(0)?,
+        trigger,
+        event_id: row.try_get(1)?,
+        subscription_id: row.try_get(2)?,
+        subscriber_id: row.try_get(3)?,
+        event_type: row.try_get(4)?,
+        domain: row.try_get(5)?,
+        endpoint: row.try_get(6)?,
+        envelope: Bytes::from(row.try_get::<Vec<u8>, _>(7)?),
+        attempts: row.try_get(8)?,
+        retry_count,
+        first_failed_at: time(row.try_get(10)?),
+        lock: lock.to_owned(),
+    };
+    let bytes = letter.envelope.len() + 512;
+    Ok((row.try_get(13)?, Claimed { item: letter, attempt, budget, bytes, key: None }))
+}
+
+/// What identifies a claim of a letter to the database.
+#[derive(Clone, Serialize)]
+struct Held {
+    id: String,
+    lock: String,
+}
+
+impl Held {
+    fn of(claimed: &[&Claimed<Letter>]) -> Vec<Self> {
+        claimed.iter().map(|claimed| Self { id: claimed.item.id.clone(), lock: claimed.item.lock.clone() }).collect()
+    }
+}
+
+fn settled(applied: bool) -> Settled {
+    match applied {
+        true => Settled::Applied,
+        false => Settled::LostLease,
+    }
+}
+
+fn json(rows: &impl Serialize) -> Result<String, sqlx::Error> {
+    serde_json::to_string(rows).map_err(|error| sqlx::Error::Encode(error.into()))
+}

@@ -1,0 +1,146 @@
+//! The built-in bus: topics, partitions, offsets and group leases in tables of the same database.
+
+mod append;
+mod consumer;
+mod holdings;
+mod inspect;
+mod leases;
+mod quarantine;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use posthaste_core::bus::{Bus, Consumer, Record, Topics};
+use posthaste_core::{FaultKind, StoreError, Wakeup};
+
+use super::Database;
+
+pub use inspect::{GroupProgress, LogEntry, TopicState};
+
+/// The bus on SQLite. Clones share one log and know of each other's appends at once.
+#[derive(Clone)]
+pub struct Log(Arc<Inner>);
+
+/// How a log is laid out and read.
+#[derive(Clone, Debug)]
+pub struct LogOptions {
+    /// How many partitions a topic is made with; those that exist keep theirs. One process reads a SQLite file, so one
+    /// is the default: more would only make more rows to look at.
+    pub partitions: u32,
+    /// After this long without a sign of life a consumer's partitions may be taken by another of its group.
+    pub lease: Duration,
+}
+
+impl Default for LogOptions {
+    fn default() -> Self {
+        Self { partitions: 1, lease: Duration::from_secs(30) }
+    }
+}
+
+struct Inner {
+    database: Database,
+    options: LogOptions,
+    /// Topic → the ids of its partitions, in order. Neither ever changes, so this is a cache that cannot be stale.
+    partitions: Mutex<HashMap<Arc<str>, Arc<[i64]>>>,
+    subscriptions: Mutex<Vec<Weak<Subscription>>>,
+}
+
+/// What a consumer reads, and how the rest of this process tells it that there is something new.
+struct Subscription {
+    group: String,
+    topics: Topics,
+    wakeup: Wakeup,
+    /// A matching topic was made or a partition of the group given up in this process since the consumer last looked.
+    partitions_changed: AtomicBool,
+}
+
+impl Log {
+    /// A log on a database whose hub tables are up to date, see [`Database::migrate_hub`].
+    pub fn new(database: Database, options: LogOptions) -> Self {
+        let options = LogOptions { partitions: options.partitions.max(1), ..options };
+        Self(Arc::new(Inner { database, options, partitions: Mutex::default(), subscriptions: Mutex::default() }))
+    }
+
+    /// Ends all leases of all groups. Only for a process that knows it is alone with this file: consumers of a process
+    /// that was killed would otherwise keep theirs until they expire.
+    pub async fn void_leases(&self) -> Result<(), StoreError> {
+        leases::void(&self.0.database).await?;
+        self.partitions_changed(|_| true);
+        Ok(())
+    }
+
+    fn wake_readers_of(&self, topics: &BTreeSet<Arc<str>>) {
+        for subscription in self.subscriptions() {
+            if topics.iter().any(|topic| subscription.reads(topic)) {
+                subscription.wakeup.wake();
+            }
+        }
+    }
+
+    fn partitions_changed(&self, concerns: impl Fn(&Subscription) -> bool) {
+        for subscription in self.subscriptions().iter().filter(|subscription| concerns(subscription)) {
+            subscription.partitions_changed.store(true, Ordering::Release);
+            subscription.wakeup.wake();
+        }
+    }
+
+    fn subscriptions(&self) -> Vec<Arc<Subscription>> {
+        let mut subscriptions = lock(&self.0.subscriptions);
+        subscriptions.retain(|subscription| subscription.strong_count() > 0);
+        subscriptions.iter().filter_map(Weak::upgrade).collect()
+    }
+}
+
+impl Subscription {
+    fn reads(&self, topic: &str) -> bool {
+        match &self.topics {
+            Topics::Named(names) => names.iter().any(|name| name == topic),
+            Topics::Prefix(prefix) => topic.starts_with(prefix.as_str()),
+        }
+    }
+}
+
+#[async_trait]
+impl Bus for Log {
+    async fn publish(&self, records: Vec<Record>) -> Vec<Result<(), Arc<StoreError>>> {
+        let count = records.len();
+        if count == 0 {
+            return Vec::new();
+        }
+        // One transaction holds them all, so they share one answer.
+        vec![self.append(records).await.map_err(Arc::new); count]
+    }
+
+    async fn subscribe(&self, group: &str, topics: Topics) -> Result<Box<dyn Consumer>, StoreError> {
+        let subscription = Arc::new(Subscription {
+            group: group.to_owned(),
+            topics,
+            wakeup: Wakeup::default(),
+            partitions_changed: AtomicBool::new(true),
+        });
+        lock(&self.0.subscriptions).push(Arc::downgrade(&subscription));
+        Ok(Box::new(consumer::GroupConsumer::join(self.clone(), subscription).await?))
+    }
+}
+
+/// Nothing panics while it holds one of these locks half-way through a change, so a poisoned one is as good as any.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// For what this crate wrote into the database itself and can no longer read.
+fn unreadable(doing: &'static str, source: impl Into<posthaste_core::BoxError>) -> StoreError {
+    StoreError::new(doing, FaultKind::Lasting, source)
+}
+
+/// As stored: NULL where there are none, which is the most common case.
+fn headers_to_text(headers: &[(String, String)]) -> Result<Option<String>, serde_json::Error> {
+    if headers.is_empty() { Ok(None) } else { serde_json::to_string(headers).map(Some) }
+}
+
+fn headers_from_text(text: Option<String>) -> Result<Vec<(String, String)>, serde_json::Error> {
+    text.map_or(Ok(Vec::new()), |text| serde_json::from_str(&text))
+}

@@ -1,0 +1,112 @@
+//! What operators ask of the log.
+
+use bytes::Bytes;
+use chrono::{DateTime, Utc};
+use posthaste_core::{Progress, StoreError};
+
+use super::super::database::store_error;
+use super::{Log, unreadable};
+
+/// One record of the log, and who has read it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LogEntry {
+    pub topic: String,
+    pub partition: u32,
+    pub offset: i64,
+    pub value: Bytes,
+    pub created_at: DateTime<Utc>,
+    /// Every group that reads this partition.
+    pub groups: Vec<GroupProgress>,
+}
+
+/// Whether a group is done with one record.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupProgress {
+    pub group: String,
+    pub done: bool,
+}
+
+/// One partition of a topic and how far each of its groups has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TopicState {
+    pub topic: String,
+    pub partition: u32,
+    /// The offset that the next record gets.
+    pub next_offset: i64,
+    /// Each group and the lowest offset that it has not done; `next_offset` less that is its backlog at most.
+    pub groups: Vec<(String, i64)>,
+}
+
+/// Topic, partition, offset, value and time of a record, with one group that reads it and how far that has come.
+type EntryRow = (String, u32, i64, Vec<u8>, i64, Option<String>, Option<i64>, Option<String>);
+
+/// Topic, partition and next offset, with one group that reads it and its watermark.
+type TopicRow = (String, u32, i64, Option<String>, Option<i64>);
+
+const RECORDS_OF_KEY: &str = "
+    SELECT topic, partition, \"offset\", value, created_at, group_name, watermark, completed
+    FROM log_record
+    JOIN log_partition ON log_partition.id = log_record.partition_id
+    LEFT JOIN log_group ON log_group.partition_id = log_record.partition_id
+    WHERE log_record.key = ?1
+    ORDER BY created_at, topic, partition, \"offset\", group_name";
+
+const TOPICS: &str = "
+    SELECT topic, partition, next_offset, group_name, watermark
+    FROM log_partition LEFT JOIN log_group ON log_group.partition_id = log_partition.id
+    ORDER BY topic, partition, group_name";
+
+impl Log {
+    /// All records of this key that retention has not removed, oldest first.
+    pub async fn records_of(&self, key: &str) -> Result<Vec<LogEntry>, StoreError> {
+        const DOING: &str = "find the records of an event";
+        let rows: Vec<EntryRow> = sqlx::query_as(RECORDS_OF_KEY)
+            .bind(key)
+            .fetch_all(self.0.database.readers())
+            .await
+            .map_err(|error| store_error(DOING, error))?;
+        let mut entries: Vec<LogEntry> = Vec::new();
+        for (topic, partition, offset, value, created_at, group, watermark, completed) in rows {
+            let is_this = |last: &LogEntry| (&last.topic, last.partition, last.offset) == (&topic, partition, offset);
+            if !entries.last().is_some_and(is_this) {
+                let created_at = DateTime::from_timestamp_millis(created_at).unwrap_or_default();
+                let value = Bytes::from(value);
+                entries.push(LogEntry { topic, partition, offset, value, created_at, groups: Vec::new() });
+            }
+            if let (Some(group), Some(watermark), Some(completed)) = (group, watermark, completed)
+                && let Some(entry) = entries.last_mut()
+            {
+                let progress = Progress::decode(watermark, &completed).map_err(|error| unreadable(DOING, error))?;
+                entry.groups.push(GroupProgress { group, done: progress.is_done(offset) });
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Every partition of every topic, by name and number.
+    pub async fn topics(&self) -> Result<Vec<TopicState>, StoreError> {
+        let rows: Vec<TopicRow> = sqlx::query_as(TOPICS)
+            .fetch_all(self.0.database.readers())
+            .await
+            .map_err(|error| store_error("list topics", error))?;
+        let mut topics: Vec<TopicState> = Vec::new();
+        for (topic, partition, next_offset, group, watermark) in rows {
+            if !topics.last().is_some_and(|last| last.topic == topic && last.partition == partition) {
+                topics.push(TopicState { topic, partition, next_offset, groups: Vec::new() });
+            }
+            if let Some(state) = topics.last_mut() {
+                state.groups.extend(group.zip(watermark));
+            }
+        }
+        Ok(topics)
+    }
+
+    /// How many records are in quarantine, of all groups.
+    pub async fn quarantined_count(&self) -> Result<u64, StoreError> {
+        let count: i64 = sqlx::query_scalar("SELECT count(*) FROM quarantined_record")
+            .fetch_one(self.0.database.readers())
+            .await
+            .map_err(|error| store_error("count quarantined records", error))?;
+        Ok(count.unsigned_abs())
+    }
+}

@@ -1,0 +1,171 @@
+//! The statements on `log_group`: who reads a partition, and how far.
+
+use std::time::Duration;
+
+use posthaste_core::bus::Topics;
+use posthaste_core::{Progress, StoreError};
+use sqlx::sqlite::SqliteRow;
+use sqlx::{AssertSqlSafe, FromRow, Row};
+
+use super::super::database::store_error;
+use super::{Subscription, unreadable};
+use crate::sqlite::Database;
+
+/// The database's clock: the only one that all consumers share.
+const NOW: &str = "CAST(unixepoch('subsec') * 1000 AS INTEGER)";
+
+/// Fenced: only where owner and generation are still those under which the records were read.
+///
+/// Materialized, or the list would be parsed anew for every partition of the group.
+pub(super) const RECORD: &str = "
+    WITH done (id, generation, watermark, completed) AS MATERIALIZED
+        (SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3 FROM json_each(?1))
+    UPDATE log_group SET watermark = done.watermark, completed = done.completed FROM done
+    WHERE log_group.group_name = ?2 AND log_group.partition_id = done.id
+      AND log_group.owner = ?3 AND log_group.generation = done.generation
+    RETURNING partition_id";
+
+/// A partition that is ours now.
+pub(super) struct Granted {
+    pub(super) partition_id: i64,
+    pub(super) topic: String,
+    pub(super) partition: u32,
+    pub(super) generation: i64,
+    watermark: i64,
+    completed: String,
+}
+
+impl FromRow<'_, SqliteRow> for Granted {
+    fn from_row(row: &SqliteRow) -> Result<Self, sqlx::Error> {
+        Ok(Self {
+            partition_id: row.try_get("partition_id")?,
+            topic: row.try_get("topic")?,
+            partition: row.try_get("partition")?,
+            generation: row.try_get("generation")?,
+            watermark: row.try_get("watermark")?,
+            completed: row.try_get("completed")?,
+        })
+    }
+}
+
+impl Granted {
+    pub(super) fn progress(&self) -> Result<Progress, StoreError> {
+        Progress::decode(self.watermark, &self.completed)
+            .map_err(|error| unreadable("read how far a group has come", error))
+    }
+}
+
+/// One partition's progress, to be recorded.
+pub(super) struct Advance {
+    pub(super) partition_id: i64,
+    pub(super) generation: i64,
+    pub(super) progress: Progress,
+}
+
+/// Whose leases, in which group and over which topics.
+#[derive(Clone)]
+pub(super) struct Leases {
+    database: Database,
+    group: String,
+    owner: String,
+    /// The condition on `log_partition` that selects the topics, with `?1` in it, and the value of that.
+    matching: &'static str,
+    topics: String,
+}
+
+impl Leases {
+    pub(super) fn new(database: Database, subscription: &Subscription, owner: String) -> Result<Self, StoreError> {
+        let (matching, topics) = match &subscription.topics {
+            Topics::Named(names) => (
+                "topic IN (SELECT value FROM json_each(?1))",
+                serde_json::to_string(names).map_err(|error| unreadable("name the topics of a group", error))?,
+            ),
+            Topics::Prefix(prefix) => ("substr(topic, 1, length(?1)) = ?1", prefix.clone()),
+        };
+        Ok(Self { database, group: subscription.group.clone(), owner, matching, topics })
+    }
+
+    /// Whether there is a partition to take. Costs no write, so it may be asked often.
+    pub(super) async fn any_free(&self) -> Result<bool, StoreError> {
+        let sql = format!(
+            "SELECT EXISTS (
+                SELECT 1 FROM log_partition LEFT JOIN log_group ON group_name = ?2 AND partition_id = id
+                WHERE {} AND (owner IS NULL OR (owner <> ?3 AND leased_until < {NOW})))",
+            self.matching
+        );
+        let query = sqlx::query_scalar(AssertSqlSafe(sql)).bind(&self.topics).bind(&self.group).bind(&self.owner);
+        query.fetch_one(self.database.readers()).await.map_err(|error| store_error("look for free partitions", error))
+    }
+
+    /// Takes what is free, starts anew what is ours, and says what all is ours now.
+    pub(super) async fn take(&self, lease: Duration) -> Result<Vec<Granted>, StoreError> {
+        // A group starts at the earliest record that is there: what retention removed would never be acked.
+        let meet = format!(
+            "INSERT INTO log_group (group_name, partition_id, watermark)
+             SELECT ?2, id, coalesce((SELECT min(\"offset\") FROM log_record WHERE partition_id = id), next_offset)
+             FROM log_partition WHERE {} ON CONFLICT DO NOTHING",
+            self.matching
+        );
+        let take = format!(
+            "UPDATE log_group
+             SET generation = generation + (owner IS NOT ?3), owner = ?3, leased_until = {NOW} + ?4
+             WHERE group_name = ?2 AND partition_id IN (SELECT id FROM log_partition WHERE {})
+               AND (owner IS NULL OR owner = ?3 OR leased_until < {NOW})
+             RETURNING partition_id, generation, watermark, completed,
+                (SELECT topic FROM log_partition WHERE id = partition_id) AS topic,
+                (SELECT partition FROM log_partition WHERE id = partition_id) AS partition",
+            self.matching
+        );
+        let lease = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX / 2);
+        let leases = self.clone();
+        self.database
+            .write("take partitions", move |connection| {
+                let (leases, meet, take) = (leases.clone(), meet.clone(), take.clone());
+                Box::pin(async move {
+                    let meet = sqlx::query(AssertSqlSafe(meet)).bind(&leases.topics).bind(&leases.group);
+                    meet.execute(&mut *connection).await?;
+                    let take = sqlx::query_as(AssertSqlSafe(take)).bind(leases.topics).bind(leases.group);
+                    take.bind(leases.owner).bind(lease).fetch_all(connection).await
+                })
+            })
+            .await
+    }
+
+    /// Records progress where the lease still stands; answers the partitions where it does.
+    pub(super) async fn record(&self, advances: &[Advance]) -> Result<Vec<i64>, StoreError> {
+        const DOING: &str = "record acks";
+        let row = |Advance { partition_id, generation, progress }: &Advance| {
+            (*partition_id, *generation, progress.watermark(), progress.encode())
+        };
+        let rows: Vec<_> = advances.iter().map(row).collect();
+        let rows = serde_json::to_string(&rows).map_err(|error| unreadable(DOING, error))?;
+        let leases = self.clone();
+        self.database
+            .write(DOING, move |connection| {
+                let record = sqlx::query_scalar(RECORD).bind(rows.clone());
+                let record = record.bind(leases.group.clone()).bind(leases.owner.clone());
+                Box::pin(record.fetch_all(connection))
+            })
+            .await
+    }
+
+    /// Gives everything up, so that others of the group can take it at once.
+    pub(super) async fn give_up(&self) -> Result<(), StoreError> {
+        const GIVE_UP: &str =
+            "UPDATE log_group SET owner = NULL, leased_until = 0 WHERE group_name = ?1 AND owner = ?2";
+        let leases = self.clone();
+        self.database
+            .write("give up partitions", move |connection| {
+                let give_up = sqlx::query(GIVE_UP).bind(leases.group.clone()).bind(leases.owner.clone());
+                Box::pin(give_up.execute(connection))
+            })
+            .await
+            .map(|_| ())
+    }
+}
+
+/// Frees every partition of every group, whoever holds it.
+pub(super) async fn void(database: &Database) -> Result<(), StoreError> {
+    const VOID: &str = "UPDATE log_group SET owner = NULL, leased_until = 0 WHERE owner IS NOT NULL";
+    database.write("void leases", |connection| Box::pin(sqlx::query(VOID).execute(connection))).await.map(|_| ())
+}

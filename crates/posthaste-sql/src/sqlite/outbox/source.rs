@@ -1,0 +1,183 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use chrono::{DateTime, Utc};
+use posthaste_core::{Claim, Claimed, Event, Failure, Settled, Settlement, Source, StoreError, Wakeup};
+use sqlx::sqlite::SqliteRow;
+use sqlx::{AssertSqlSafe, Row};
+
+use super::Outbox;
+use super::lane::Lane;
+use super::ownership::Owner;
+use super::rows::Pending;
+use super::settling::Records;
+use crate::sqlite::clock::span;
+use crate::sqlite::database::store_error;
+
+/// A claimed event.
+#[derive(Clone, Debug)]
+pub struct OutboxItem {
+    /// Its place in the order of insertion.
+    pub seq: i64,
+    /// Of the ownership under which it was claimed.
+    pub generation: i64,
+    /// When it was inserted, by the database's clock.
+    pub created_at: DateTime<Utc>,
+    /// What happened.
+    pub event: Arc<Event>,
+    pub(super) ticket: u64,
+}
+
+impl AsRef<Arc<Event>> for OutboxItem {
+    fn as_ref(&self) -> &Arc<Event> {
+        &self.event
+    }
+}
+
+/// The pending events of one outbox, or of one event type in it.
+pub struct OutboxSource {
+    outbox: Outbox,
+    lane: Arc<Lane>,
+    closed: AtomicBool,
+}
+
+impl OutboxSource {
+    pub(super) fn new(outbox: Outbox, lane: Arc<Lane>) -> Self {
+        Self { outbox, lane, closed: AtomicBool::new(false) }
+    }
+
+    async fn fetch(&self, sql: &str, left_out: &[i64], limit: usize) -> Result<Vec<SqliteRow>, sqlx::Error> {
+        let left_out = serde_json::to_string(left_out).map_err(|error| sqlx::Error::Encode(error.into()))?;
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let mut query = sqlx::query(AssertSqlSafe(sql)).bind(left_out).bind(limit);
+        if let Some(event_type) = &self.lane.event_type {
+            query = query.bind(event_type);
+        }
+        query.fetch_all(self.outbox.0.database.readers()).await
+    }
+
+    /// Rows that are no events go dead, so that nobody reads them again; it is no reason to stop when that fails.
+    async fn bury(&self, generation: i64, undecodable: Vec<(i64, String)>) {
+        let mut records = Records::default();
+        for (seq, reason) in undecodable {
+            tracing::error!(table = %self.outbox.0.table, seq, reason, "outbox row cannot be read as an event");
+            records.dead(seq, generation, &Failure::permanent("undecodable", reason));
+        }
+        if let Err(error) = self.outbox.record(records).await {
+            tracing::warn!(error = error.chain(), "undecodable outbox rows are left for the next claim");
+        }
+    }
+
+    /// Whether this call is the one that ends the source, and whether it was the last of its outbox.
+    fn leave(&self) -> bool {
+        let ended_before = self.closed.swap(true, Ordering::AcqRel);
+        !ended_before && self.outbox.0.open_sources.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+}
+
+#[async_trait]
+impl Source for OutboxSource {
+    type Item = OutboxItem;
+
+    async fn claim(&self, limit: usize) -> Result<Claim<OutboxItem>, StoreError> {
+        let outbox = &*self.outbox.0;
+        let _one_at_a_time = self.lane.claiming.lock().await;
+        let started = Instant::now();
+        let generation = match outbox.ownership.hold(&outbox.database).await? {
+            Owner::Us { generation } => generation,
+            Owner::Other { remaining } => return Ok(Claim { items: Vec::new(), next_due: Some(remaining) }),
+        };
+        let failed = |error| store_error("claim from the outbox", error);
+        let until = started + self.lease();
+        let mut left_out = self.lane.still_held(generation, started);
+        let rows = self.fetch(&self.lane.pending, &left_out, limit).await.map_err(failed)?;
+        let (mut items, mut undecodable) = (Vec::with_capacity(rows.len()), Vec::new());
+        for row in &rows {
+            let Pending { seq, created_at, event } = Pending::read(row).map_err(failed)?;
+            left_out.push(seq);
+            match event {
+                Ok((attempts, event)) => {
+                    let (ticket, bytes) = (self.lane.hold(seq, generation, until), event.weight());
+                    let item = OutboxItem { seq, generation, created_at, event: Arc::new(event), ticket };
+                    items.push(Claimed::new(item, attempts.saturating_add(1), bytes));
+                }
+                Err(reason) => undecodable.push((seq, reason)),
+            }
+        }
+        if !undecodable.is_empty() {
+            self.bury(generation, undecodable).await;
+        }
+        let mut next_due = None;
+        if items.len() < limit {
+            // A hint is not worth the items in hand.
+            let rows = self.fetch(&self.lane.next_due, &left_out, 1).await.unwrap_or_default();
+            next_due = rows.first().and_then(|row| row.try_get(0).ok()).map(span);
+        }
+        Ok(Claim { items, next_due })
+    }
+
+    async fn settle(&self, settlements: &[Settlement<'_, OutboxItem>]) -> Result<Vec<Settled>, StoreError> {
+        let settling = self.lane.settling(settlements.iter().map(|settlement| &settlement.claimed.item));
+        let mut records = Records::default();
+        let mut ours = settling.items().iter().peekable();
+        // Ours are a part of the settlements, in the same order; the others are no longer held by their claim.
+        let mut held = Vec::with_capacity(settlements.len());
+        for settlement in settlements {
+            let item = &settlement.claimed.item;
+            let is_held = ours.next_if(|next| std::ptr::eq(**next, item)).is_some();
+            held.push(is_held);
+            if is_held {
+                records.settle(item.seq, item.generation, settlement.disposition);
+            }
+        }
+        let recorded = self.outbox.record(records).await?;
+        settling.recorded();
+        let answer = settlements.iter().zip(held).map(|(settlement, is_held)| {
+            match is_held && recorded.contains(&settlement.claimed.item.seq) {
+                true => Settled::Applied,
+                false => Settled::LostLease,
+            }
+        });
+        Ok(answer.collect())
+    }
+
+    async fn renew(&self, held: &[&Claimed<OutboxItem>]) -> Result<Vec<Settled>, StoreError> {
+        let outbox = &*self.outbox.0;
+        let until = Instant::now() + self.lease();
+        let owner = outbox.ownership.hold(&outbox.database).await?;
+        let renewed = held.iter().map(|claimed| match owner {
+            Owner::Us { generation } if self.lane.extend(&claimed.item, generation, until) => Settled::Applied,
+            _ => Settled::LostLease,
+        });
+        Ok(renewed.collect())
+    }
+
+    async fn release(&self, held: &[&Claimed<OutboxItem>]) -> Result<(), StoreError> {
+        held.iter().for_each(|claimed| self.lane.let_go(&claimed.item));
+        Ok(())
+    }
+
+    async fn close(&self) -> Result<(), StoreError> {
+        match self.leave() {
+            true => self.outbox.0.ownership.give_up(&self.outbox.0.database).await,
+            false => Ok(()),
+        }
+    }
+
+    fn lease(&self) -> Duration {
+        self.outbox.0.ownership.dependable_lease()
+    }
+
+    fn wakeup(&self) -> &Wakeup {
+        &self.lane.wakeup
+    }
+}
+
+impl Drop for OutboxSource {
+    /// A source that was dropped and not closed does not keep the others from being the last; its lease runs out.
+    fn drop(&mut self) {
+        self.leave();
+    }
+}

@@ -1,0 +1,170 @@
+use bytes::Bytes;
+use posthaste_core::StoreError;
+use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteRow};
+use sqlx::{AssertSqlSafe, QueryBuilder, Row};
+
+use super::{NOW_MS, Refusal, Registry, check_version, page, time};
+use crate::registry::{Page, PageRequest, RegistryError, Subscription, SubscriptionFields, SubscriptionFilter};
+use crate::sqlite::clock::{millis, span};
+use crate::sqlite::database::store_error;
+
+pub(super) const COLUMNS: &str = "subscription.id, subscriber_id, definition_id, endpoint, payload_type, auth_type, \
+     auth_sealed, headers, timeout_ms, max_retry, tenant_id, active, subscription.created_at, \
+     subscription.updated_at, subscription.version";
+
+const VERSION_OF: &str = "SELECT version FROM subscription WHERE id = ?";
+
+impl Registry {
+    /// Makes a subscription to a definition that is there. The id is the caller's, whose credentials are sealed for it.
+    pub async fn create_subscription(
+        &self,
+        id: &str,
+        fields: SubscriptionFields,
+    ) -> Result<Subscription, RegistryError> {
+        let id = id.to_owned();
+        let create = self.change("create a subscription", move |connection| {
+            let (id, fields) = (id.clone(), fields.clone());
+            Box::pin(async move {
+                if !is_defined(connection, &fields).await? {
+                    return Ok(Err(Refusal::UnknownDefinition));
+                }
+                let sql = format!(
+                    "INSERT INTO subscription (subscriber_id, definition_id, endpoint, payload_type, auth_type,
+                         auth_sealed, headers, timeout_ms, max_retry, tenant_id, active, id, created_at, updated_at)
+                     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {NOW_MS}, {NOW_MS}) RETURNING {COLUMNS}"
+                );
+                write(connection, sql, id, fields).await.map(Ok)
+            })
+        });
+        create.await
+    }
+
+    /// Replaces what a subscription says, when it is at the expected version.
+    pub async fn update_subscription(
+        &self,
+        id: &str,
+        fields: SubscriptionFields,
+        expected: Option<i64>,
+    ) -> Result<Subscription, RegistryError> {
+        let id = id.to_owned();
+        let update = self.change("update a subscription", move |connection| {
+            let (id, fields) = (id.clone(), fields.clone());
+            Box::pin(async move {
+                if let Err(refusal) = check_version(connection, VERSION_OF, &id, expected).await? {
+                    return Ok(Err(refusal));
+                }
+                if !is_defined(connection, &fields).await? {
+                    return Ok(Err(Refusal::UnknownDefinition));
+                }
+                let sql = format!(
+                    "UPDATE subscription SET subscriber_id = ?, definition_id = ?, endpoint = ?, payload_type = ?,
+                         auth_type = ?, auth_sealed = ?, headers = ?, timeout_ms = ?, max_retry = ?, tenant_id = ?,
+                         active = ?, updated_at = {NOW_MS}, version = version + 1
+                     WHERE id = ? RETURNING {COLUMNS}"
+                );
+                write(connection, sql, id, fields).await.map(Ok)
+            })
+        });
+        update.await
+    }
+
+    /// Removes a subscription, when it is at the expected version.
+    pub async fn delete_subscription(&self, id: &str, expected: Option<i64>) -> Result<(), RegistryError> {
+        let id = id.to_owned();
+        let delete = self.change("delete a subscription", move |connection| {
+            let id = id.clone();
+            Box::pin(async move {
+                if let Err(refusal) = check_version(connection, VERSION_OF, &id, expected).await? {
+                    return Ok(Err(refusal));
+                }
+                sqlx::query("DELETE FROM subscription WHERE id = ?").bind(id).execute(connection).await?;
+                Ok(Ok(()))
+            })
+        });
+        delete.await
+    }
+
+    /// The subscription with this id.
+    pub async fn subscription(&self, id: &str) -> Result<Option<Subscription>, StoreError> {
+        let sql = AssertSqlSafe(format!("SELECT {COLUMNS} FROM subscription WHERE id = ?"));
+        let row = sqlx::query(sql).bind(id).fetch_optional(self.database.readers()).await;
+        row.and_then(|row| row.map(|row| read(&row, 0)).transpose())
+            .map_err(|error| store_error("read a subscription", error))
+    }
+
+    /// One page of the subscriptions that meet the filter.
+    pub async fn subscriptions(
+        &self,
+        filter: &SubscriptionFilter,
+        request: PageRequest,
+    ) -> Result<Page<Subscription>, StoreError> {
+        let conditions = |query: &mut QueryBuilder<Sqlite>| {
+            query.push(" WHERE true");
+            if let Some(subscriber_id) = &filter.subscriber_id {
+                query.push(" AND subscriber_id = ").push_bind(subscriber_id.clone());
+            }
+            if let Some(definition_id) = &filter.definition_id {
+                query.push(" AND definition_id = ").push_bind(definition_id.clone());
+            }
+        };
+        page(&self.database, COLUMNS, "subscription", request, conditions, |row| read(row, 0))
+            .await
+            .map_err(|error| store_error("list the subscriptions", error))
+    }
+}
+
+async fn is_defined(connection: &mut SqliteConnection, fields: &SubscriptionFields) -> Result<bool, sqlx::Error> {
+    let sql = "SELECT EXISTS (SELECT 1 FROM event_definition WHERE id = ?)";
+    sqlx::query_scalar(sql).bind(&fields.definition_id).fetch_one(connection).await
+}
+
+/// Both statements bind the same, the id last.
+async fn write(
+    connection: &mut SqliteConnection,
+    sql: String,
+    id: String,
+    fields: SubscriptionFields,
+) -> Result<Subscription, sqlx::Error> {
+    let headers = serde_json::to_string(&fields.headers).map_err(|error| sqlx::Error::Encode(error.into()))?;
+    let row = sqlx::query(AssertSqlSafe(sql))
+        .bind(fields.subscriber_id)
+        .bind(fields.definition_id)
+        .bind(fields.endpoint)
+        .bind(fields.payload_type)
+        .bind(fields.auth_type)
+        .bind(fields.auth_sealed.to_vec())
+        .bind(headers)
+        .bind(fields.timeout.map(millis))
+        .bind(fields.max_retry)
+        .bind(fields.tenant_id)
+        .bind(fields.active)
+        .bind(id)
+        .fetch_one(connection)
+        .await?;
+    read(&row, 0)
+}
+
+/// Reads [`COLUMNS`], the first of which is at `start`.
+pub(super) fn read(row: &SqliteRow, start: usize) -> Result<Subscription, sqlx::Error> {
+    let headers: String = row.try_get(start + 7)?;
+    let fields = SubscriptionFields {
+        subscriber_id: row.try_get(start + 1)?,
+        definition_id: row.try_get(start + 2)?,
+        endpoint: row.try_get(start + 3)?,
+        payload_type: row.try_get(start + 4)?,
+        auth_type: row.try_get(start + 5)?,
+        auth_sealed: Bytes::from(row.try_get::<Vec<u8>, _>(start + 6)?),
+        headers: serde_json::from_str(&headers).map_err(|error| sqlx::Error::Decode(error.into()))?,
+        timeout: row.try_get::<Option<i64>, _>(start + 8)?.map(span),
+        max_retry: row.try_get(start + 9)?,
+        tenant_id: row.try_get(start + 10)?,
+        active: row.try_get(start + 11)?,
+    };
+    Ok(Subscription {
+        id: row.try_get(start)?,
+        fields,
+        created_at: time(row.try_get(start + 12)?),
+        updated_at: time(row.try_get(start + 13)?),
+        version: row.try_get(start + 14)?,
+    })
+}

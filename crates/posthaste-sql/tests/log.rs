@@ -1,0 +1,300 @@
+//! The built-in bus on SQLite: the laws of the bus, and what only a file can show.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use posthaste_core::Settled;
+use posthaste_core::bus::{Bus, Consumer, Fetched, Poison, Position, Quarantine, Record, Topics};
+use posthaste_sql::sqlite::{Database, GroupProgress, Log, LogOptions};
+use posthaste_testing::bus_laws::{BusHarness, LEASE};
+use tempfile::TempDir;
+
+/// One file; every log on it has connections of its own, as another process would.
+struct File {
+    folder: TempDir,
+    options: LogOptions,
+}
+
+impl File {
+    fn new(partitions: u32, lease: Duration) -> Self {
+        Self { folder: tempfile::tempdir().unwrap(), options: LogOptions { partitions, lease } }
+    }
+
+    async fn database(&self) -> Database {
+        let url = format!("sqlite://{}", self.folder.path().join("log.db").display());
+        let database = Database::open(&url).await.unwrap();
+        database.migrate_hub().await.unwrap();
+        database
+    }
+}
+
+#[async_trait]
+impl BusHarness for File {
+    type Bus = Log;
+
+    async fn open(&self) -> Log {
+        Log::new(self.database().await, self.options.clone())
+    }
+}
+
+mod with_one_partition {
+    posthaste_testing::bus_laws!(super::File::new(1, super::LEASE));
+}
+
+mod with_four_partitions {
+    posthaste_testing::bus_laws!(super::File::new(4, super::LEASE));
+}
+
+const LONG: Duration = Duration::from_secs(60);
+
+fn record(topic: &str, number: u64) -> Record {
+    let key = format!("key {number}");
+    Record { topic: topic.into(), route: number, key, value: Bytes::from_static(b"value"), headers: Vec::new() }
+}
+
+async fn publish(log: &Log, records: impl IntoIterator<Item = Record>) {
+    for answer in log.publish(records.into_iter().collect()).await {
+        answer.unwrap();
+    }
+}
+
+async fn join(log: &Log, topic: &str) -> Box<dyn Consumer> {
+    log.subscribe("group", Topics::Named(vec![topic.to_owned()])).await.unwrap()
+}
+
+fn offsets(fetched: &[Fetched]) -> Vec<i64> {
+    fetched.iter().map(|fetched| fetched.position.offset).collect()
+}
+
+async fn ack<'a>(consumer: &dyn Consumer, fetched: impl IntoIterator<Item = &'a Fetched>) {
+    let positions: Vec<&Position> = fetched.into_iter().map(|fetched| &fetched.position).collect();
+    assert_eq!(consumer.ack(&positions).await.unwrap(), vec![Settled::Applied; positions.len()]);
+}
+
+#[tokio::test]
+async fn a_restart_goes_on_after_the_acks() {
+    let file = File::new(1, LONG);
+    let database = file.database().await;
+    let log = Log::new(database.clone(), file.options.clone());
+    publish(&log, (0..10).map(|number| record("orders", number))).await;
+    let consumer = join(&log, "orders").await;
+    let fetched = consumer.fetch(8).await.unwrap();
+    ack(&*consumer, [&fetched[7], &fetched[0], &fetched[1], &fetched[4]]).await;
+    consumer.close().await.unwrap();
+    database.close().await;
+
+    let log = file.open().await;
+    publish(&log, [record("orders", 10)]).await;
+    let consumer = join(&log, "orders").await;
+    assert_eq!(offsets(&consumer.fetch(100).await.unwrap()), [2, 3, 5, 6, 8, 9, 10]);
+    assert!(consumer.fetch(100).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_process_that_is_alone_need_not_wait_for_leases_of_the_dead() {
+    let file = File::new(2, LONG);
+    let killed = file.open().await;
+    publish(&killed, (0..4).map(|number| record("orders", number))).await;
+    let held = join(&killed, "orders").await;
+    let fetched = held.fetch(10).await.unwrap();
+
+    let log = file.open().await;
+    let consumer = join(&log, "orders").await;
+    assert!(consumer.fetch(10).await.unwrap().is_empty());
+    log.void_leases().await.unwrap();
+    assert_eq!(consumer.fetch(10).await.unwrap().len(), 4);
+    assert_eq!(held.ack(&[&fetched[0].position]).await.unwrap(), [Settled::LostLease]);
+}
+
+#[tokio::test]
+async fn a_closed_consumer_does_not_make_others_wait_for_its_lease() {
+    let file = File::new(3, LONG);
+    let log = file.open().await;
+    publish(&log, (0..6).map(|number| record("orders", number))).await;
+    let (first, second) = (join(&log, "orders").await, join(&log, "orders").await);
+    let fetched = first.fetch(10).await.unwrap();
+    assert!(second.fetch(10).await.unwrap().is_empty());
+    first.close().await.unwrap();
+    assert_eq!(first.ack(&[&fetched[0].position]).await.unwrap(), [Settled::LostLease]);
+    assert_eq!(second.fetch(10).await.unwrap().len(), 6);
+}
+
+#[tokio::test]
+async fn a_completed_set_over_its_bound_pauses_the_partition_until_it_shrinks() {
+    let file = File::new(1, LONG);
+    let log = file.open().await;
+    publish(&log, (0..2_400).map(|number| record("holes", number))).await;
+    publish(&log, [record("whole", 0)]).await;
+    let consumer = log.subscribe("group", Topics::Prefix(String::new())).await.unwrap();
+    let mut fetched = Vec::new();
+    while fetched.len() < 2_100 {
+        fetched.extend(consumer.fetch(2_100 - fetched.len()).await.unwrap());
+    }
+    let holes: Vec<&Fetched> = fetched.iter().filter(|fetched| &*fetched.position.topic == "holes").collect();
+    // Every second one stays open: "1+1 " a thousand times is just over the bound.
+    ack(&*consumer, holes.iter().copied().filter(|fetched| fetched.position.offset % 2 == 1)).await;
+    publish(&log, [record("whole", 1)]).await;
+    let others = consumer.fetch(1_000).await.unwrap();
+    assert!(!others.is_empty() && others.iter().all(|fetched| &*fetched.position.topic == "whole"), "only one pauses");
+    assert!(consumer.fetch(1_000).await.unwrap().is_empty());
+
+    // The pause is of the partition, not of the consumer that met it.
+    consumer.close().await.unwrap();
+    let consumer = join(&log, "holes").await;
+    assert!(consumer.fetch(1_000).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_paused_partition_goes_on_when_its_holes_are_acked() {
+    let file = File::new(1, LONG);
+    let log = file.open().await;
+    publish(&log, (0..2_400).map(|number| record("holes", number))).await;
+    let consumer = join(&log, "holes").await;
+    let fetched = consumer.fetch(2_100).await.unwrap();
+    ack(&*consumer, fetched.iter().filter(|fetched| fetched.position.offset % 2 == 1)).await;
+    assert!(consumer.fetch(1_000).await.unwrap().is_empty());
+    ack(&*consumer, fetched.iter().filter(|fetched| fetched.position.offset % 2 == 0).take(500)).await;
+    let rest = consumer.fetch(1_000).await.unwrap();
+    assert_eq!(offsets(&rest), (2_100..2_400).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn a_record_is_quarantined_once_per_group() {
+    let file = File::new(1, LONG);
+    let log = file.open().await;
+    publish(&log, (0..100).map(|number| record("orders", number))).await;
+    let consumer = join(&log, "orders").await;
+    let fetched = consumer.fetch(100).await.unwrap();
+    let poison: Vec<Poison> =
+        fetched.into_iter().map(|record| Poison { record, reason: "unknown schema 7".to_owned() }).collect();
+    log.quarantine("group", &[]).await.unwrap();
+    log.quarantine("group", &poison[..70]).await.unwrap();
+    log.quarantine("group", &poison).await.unwrap();
+    assert_eq!(log.quarantined_count().await.unwrap(), 100);
+    log.quarantine("other", &poison[..1]).await.unwrap();
+    assert_eq!(log.quarantined_count().await.unwrap(), 101);
+}
+
+#[tokio::test]
+async fn large_values_come_whole_and_not_all_at_once() {
+    let file = File::new(1, LONG);
+    let log = file.open().await;
+    let value = |number: u8| Bytes::from(vec![number; 1 << 20]);
+    publish(&log, (0..20).map(|number| Record { value: value(number), ..record("orders", number.into()) })).await;
+    let consumer = join(&log, "orders").await;
+    let first = consumer.fetch(100).await.unwrap();
+    assert!((1..20).contains(&first.len()), "{} MiB in one fetch", first.len());
+    // Fewer than asked for, but there is more: the consumer is told to come again.
+    tokio::time::timeout(LONG, consumer.wakeup().signalled()).await.unwrap();
+    let rest = consumer.fetch(100).await.unwrap();
+    for (number, fetched) in first.iter().chain(&rest).enumerate() {
+        assert!(fetched.value == value(number as u8), "value {number} differs");
+    }
+    assert_eq!(first.len() + rest.len(), 20);
+}
+
+#[tokio::test]
+async fn headers_and_odd_bytes_come_back_as_they_were() {
+    let file = File::new(1, LONG);
+    let log = file.open().await;
+    let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    let odd = Record {
+        headers: vec![pair("b", "2"), pair("a", "\"quoted\" \\ \n é 漢 \u{1F600}"), pair("b", "again"), pair("", "")],
+        value: Bytes::from((0..=255).collect::<Vec<u8>>()),
+        ..record("orders", 0)
+    };
+    let empty = Record { value: Bytes::new(), ..record("orders", 1) };
+    publish(&log, [odd.clone(), empty.clone()]).await;
+    let fetched = join(&log, "orders").await.fetch(10).await.unwrap();
+    for (fetched, published) in fetched.iter().zip([odd, empty]) {
+        assert_eq!((&fetched.key, &fetched.value), (&published.key, &published.value));
+        assert_eq!(fetched.headers, published.headers);
+    }
+    assert_eq!(fetched.len(), 2);
+}
+
+#[tokio::test]
+async fn a_topic_keeps_the_number_of_partitions_it_was_made_with() {
+    let file = File::new(3, LONG);
+    publish(&file.open().await, (0..30).map(|number| record("orders", number))).await;
+    let wider = Log::new(file.database().await, LogOptions { partitions: 8, lease: LONG });
+    publish(&wider, (30..60).map(|number| record("orders", number))).await;
+    publish(&wider, [record("payments", 0)]).await;
+    let topics = wider.topics().await.unwrap();
+    let partitions = |topic: &str| topics.iter().filter(|state| state.topic == topic).count();
+    assert_eq!((partitions("orders"), partitions("payments")), (3, 8));
+    assert!(topics.iter().filter(|state| state.topic == "orders").all(|state| state.next_offset == 20));
+}
+
+#[tokio::test]
+async fn a_busy_topic_does_not_starve_its_neighbours() {
+    let file = File::new(1, LONG);
+    let log = file.open().await;
+    publish(&log, (0..1_000).map(|number| record("busy", number))).await;
+    publish(&log, ["a", "b", "z"].map(|topic| record(topic, 0))).await;
+    let consumer = log.subscribe("group", Topics::Prefix(String::new())).await.unwrap();
+    let mut topics = std::collections::BTreeSet::<Arc<str>>::new();
+    for _ in 0..2 {
+        topics.extend(consumer.fetch(50).await.unwrap().into_iter().map(|fetched| fetched.position.topic));
+    }
+    assert_eq!(topics.len(), 4, "{topics:?}");
+}
+
+#[tokio::test]
+async fn the_log_tells_where_an_event_is_and_who_has_done_it() {
+    let file = File::new(1, LONG);
+    let log = file.open().await;
+    publish(&log, [record("a", 7), record("a", 8), record("a", 7), record("b", 7)]).await;
+    let consumer = join(&log, "a").await;
+    let other = log.subscribe("other", Topics::Prefix("a".to_owned())).await.unwrap();
+    let fetched = consumer.fetch(10).await.unwrap();
+    ack(&*consumer, [&fetched[2]]).await;
+    ack(&*other, [&other.fetch(10).await.unwrap()[0]]).await;
+
+    let entries = log.records_of("key 7").await.unwrap();
+    let places: Vec<(&str, i64)> = entries.iter().map(|entry| (entry.topic.as_str(), entry.offset)).collect();
+    assert_eq!(places, [("a", 0), ("a", 2), ("b", 0)]);
+    let progress = |group: &str, done| GroupProgress { group: group.to_owned(), done };
+    assert_eq!(entries[0].groups, [progress("group", false), progress("other", true)]);
+    assert_eq!(entries[1].groups, [progress("group", true), progress("other", false)]);
+    assert!(entries[2].groups.is_empty());
+    assert!(log.records_of("unknown").await.unwrap().is_empty());
+
+    let topics = log.topics().await.unwrap();
+    assert_eq!((topics[0].topic.as_str(), topics[0].next_offset), ("a", 3));
+    assert_eq!(topics[0].groups, [("group".to_owned(), 0), ("other".to_owned(), 1)]);
+}
+
+#[tokio::test]
+async fn a_group_starts_at_the_earliest_record_that_retention_left() {
+    let file = File::new(1, LONG);
+    let database = file.database().await;
+    let log = Log::new(database.clone(), file.options.clone());
+    publish(&log, (0..5).flat_map(|number| [record("some", number), record("none", number)])).await;
+    const PURGE: &str = "DELETE FROM log_record WHERE \"offset\" < 2
+        OR partition_id = (SELECT id FROM log_partition WHERE topic = 'none')";
+    database.write("purge", |connection| Box::pin(sqlx::query(PURGE).execute(connection))).await.unwrap();
+    let consumer = log.subscribe("group", Topics::Prefix(String::new())).await.unwrap();
+    publish(&log, [record("none", 5)]).await;
+    let fetched = consumer.fetch(10).await.unwrap();
+    assert_eq!(fetched.len(), 4);
+    ack(&*consumer, &fetched).await;
+    for state in log.topics().await.unwrap() {
+        assert_eq!(state.groups, [("group".to_owned(), state.next_offset)], "nothing is left open");
+    }
+}
+
+#[tokio::test]
+async fn a_failing_append_answers_every_record_with_its_error() {
+    let file = File::new(1, LONG);
+    let database = file.database().await;
+    let log = Log::new(database.clone(), file.options.clone());
+    publish(&log, [record("orders", 0)]).await;
+    database.close().await;
+    let answers = log.publish(vec![record("orders", 1), record("orders", 2)]).await;
+    assert_eq!(answers.len(), 2);
+    let errors: Vec<_> = answers.into_iter().map(Result::unwrap_err).collect();
+    assert!(Arc::ptr_eq(&errors[0], &errors[1]));
+}

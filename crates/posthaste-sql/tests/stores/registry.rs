@@ -1,0 +1,133 @@
+use bytes::Bytes;
+use posthaste_sql::registry::{
+    DefinitionFields, EventKey, PageRequest, RegistryError, SubscriptionFields, SubscriptionFilter,
+};
+use posthaste_sql::sqlite::Registry;
+
+use crate::support::File;
+
+async fn registry(file: &File) -> Registry {
+    let database = file.open().await;
+    database.migrate_hub().await.unwrap();
+    Registry::new(database)
+}
+
+fn definition(event_type: &str) -> DefinitionFields {
+    let key = EventKey {
+        source_service: "shop".to_owned(),
+        event_type: event_type.to_owned(),
+        resource_type: "order".to_owned(),
+        operation_type: "*".to_owned(),
+    };
+    DefinitionFields { key, description: None }
+}
+
+fn subscription(definition_id: &str, subscriber_id: &str) -> SubscriptionFields {
+    SubscriptionFields {
+        subscriber_id: subscriber_id.to_owned(),
+        definition_id: definition_id.to_owned(),
+        endpoint: "https://example.com/hook".to_owned(),
+        payload_type: "PAYLOAD_TYPE_JSON".to_owned(),
+        auth_type: "NONE".to_owned(),
+        auth_sealed: Bytes::from_static(&[0, 255, 1]),
+        headers: vec![("x-b".to_owned(), "1".to_owned()), ("x-a".to_owned(), "2".to_owned())],
+        timeout: Some(std::time::Duration::from_millis(1_500)),
+        max_retry: Some(0),
+        tenant_id: None,
+        active: true,
+    }
+}
+
+const ALL: PageRequest = PageRequest { page: 0, size: 100 };
+
+#[tokio::test]
+async fn definitions_are_made_changed_and_removed() {
+    let file = File::new();
+    let registry = registry(&file).await;
+    let made = registry.create_definition(definition("placed")).await.unwrap();
+    assert_eq!((made.version, &made.fields), (1, &definition("placed")));
+    assert_eq!(registry.definition(&made.id).await.unwrap(), Some(made.clone()));
+    assert_eq!(registry.definition_of_key(&made.fields.key).await.unwrap(), Some(made.clone()));
+    let twin = registry.create_definition(definition("placed")).await;
+    assert!(matches!(twin, Err(RegistryError::Duplicate)));
+    let other = registry.create_definition(definition("paid")).await.unwrap();
+    let clash = registry.update_definition(&other.id, definition("placed"), None).await;
+    assert!(matches!(clash, Err(RegistryError::Duplicate)));
+
+    let described = DefinitionFields { description: Some("an order".to_owned()), ..definition("placed") };
+    let changed = registry.update_definition(&made.id, described.clone(), Some(1)).await.unwrap();
+    assert_eq!((changed.version, changed.fields), (2, described.clone()));
+    let stale = registry.update_definition(&made.id, described.clone(), Some(1)).await;
+    assert!(matches!(stale, Err(RegistryError::Stale { expected: 1, found: 2 })));
+    let nobody = registry.update_definition("nobody", described, None).await;
+    assert!(matches!(nobody, Err(RegistryError::NotFound)));
+
+    let page = registry.definitions(PageRequest { page: 1, size: 1 }).await.unwrap();
+    assert_eq!((page.total, page.items), (2, vec![other.clone()]));
+    assert!(matches!(registry.delete_definition(&other.id, Some(7)).await, Err(RegistryError::Stale { .. })));
+    registry.delete_definition(&other.id, Some(1)).await.unwrap();
+    assert!(matches!(registry.delete_definition(&other.id, None).await, Err(RegistryError::NotFound)));
+    assert_eq!(registry.definitions(ALL).await.unwrap().total, 1);
+}
+
+#[tokio::test]
+async fn subscriptions_are_made_changed_and_removed() {
+    let file = File::new();
+    let registry = registry(&file).await;
+    let orphan = registry.create_subscription(&new_id(), subscription("nobody", "billing")).await;
+    assert!(matches!(orphan, Err(RegistryError::UnknownDefinition)));
+    let placed = registry.create_definition(definition("placed")).await.unwrap();
+    let paid = registry.create_definition(definition("paid")).await.unwrap();
+    let made = registry.create_subscription(&new_id(), subscription(&placed.id, "billing")).await.unwrap();
+    assert_eq!((made.version, &made.fields), (1, &subscription(&placed.id, "billing")));
+    assert_eq!(registry.subscription(&made.id).await.unwrap(), Some(made.clone()));
+    registry.create_subscription(&new_id(), subscription(&paid.id, "billing")).await.unwrap();
+    let third = registry.create_subscription(&new_id(), subscription(&paid.id, "audit")).await.unwrap();
+    assert!(matches!(registry.delete_definition(&placed.id, None).await, Err(RegistryError::InUse)));
+
+    let count = |filter: SubscriptionFilter| {
+        let registry = registry.clone();
+        async move { registry.subscriptions(&filter, ALL).await.unwrap().total }
+    };
+    assert_eq!(count(SubscriptionFilter::default()).await, 3);
+    let billing = || Some("billing".to_owned());
+    assert_eq!(count(SubscriptionFilter { subscriber_id: billing(), definition_id: None }).await, 2);
+    assert_eq!(count(SubscriptionFilter { subscriber_id: billing(), definition_id: Some(paid.id.clone()) }).await, 1);
+
+    let mut fields = subscription(&paid.id, "billing");
+    fields.max_retry = None;
+    fields.tenant_id = Some("acme".to_owned());
+    let changed = registry.update_subscription(&made.id, fields.clone(), Some(1)).await.unwrap();
+    assert_eq!((changed.version, &changed.fields), (2, &fields));
+    let stale = registry.update_subscription(&made.id, fields.clone(), Some(1)).await;
+    assert!(matches!(stale, Err(RegistryError::Stale { .. })));
+    fields.definition_id = "nobody".to_owned();
+    let orphan = registry.update_subscription(&made.id, fields, None).await;
+    assert!(matches!(orphan, Err(RegistryError::UnknownDefinition)));
+    registry.delete_subscription(&third.id, None).await.unwrap();
+    assert!(matches!(registry.delete_subscription(&third.id, None).await, Err(RegistryError::NotFound)));
+    registry.delete_definition(&placed.id, None).await.unwrap();
+}
+
+#[tokio::test]
+async fn every_change_and_nothing_else_moves_the_version() {
+    let file = File::new();
+    let registry = registry(&file).await;
+    assert_eq!(registry.load_active().await.unwrap(), (0, Vec::new()));
+    let definition = registry.create_definition(definition("placed")).await.unwrap();
+    let subscription_of = || subscription(&definition.id, "billing");
+    let made = registry.create_subscription(&new_id(), subscription_of()).await.unwrap();
+    assert_eq!(registry.version().await.unwrap(), 2);
+    assert_eq!(registry.load_active().await.unwrap(), (2, vec![(definition.clone(), made.clone())]));
+    registry.create_definition(definition.fields.clone()).await.unwrap_err();
+    registry.delete_subscription("nobody", None).await.unwrap_err();
+    assert_eq!(registry.version().await.unwrap(), 2, "a refusal changes nothing");
+    let mut inactive = subscription_of();
+    inactive.active = false;
+    registry.update_subscription(&made.id, inactive, None).await.unwrap();
+    assert_eq!(registry.load_active().await.unwrap(), (3, Vec::new()));
+}
+
+fn new_id() -> String {
+    uuid::Uuid::now_v7().to_string()
+}

@@ -1,0 +1,411 @@
+//! The laws of [`Source`], one function each. [`source_laws!`](crate::source_laws!) makes a test of every one, and
+//! [`keyed_source_laws!`](crate::keyed_source_laws!) of those about items with a key.
+
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use posthaste_core::{Claimed, Disposition, Failure, Settled, Settlement, Source};
+
+/// A lease that ends while a law waits for it.
+pub const SHORT_LEASE: Duration = Duration::from_secs(1);
+/// A lease that never ends within a test, however busy the machine is.
+pub const LONG_LEASE: Duration = Duration::from_secs(120);
+
+/// Nothing that a law waits for takes this long unless it never comes.
+const DEADLINE: Duration = Duration::from_secs(20);
+/// How much earlier than asked for a wait may end: stores keep whole milliseconds.
+const TOLERANCE: Duration = Duration::from_millis(5);
+/// How long a law lets something wait.
+const WAIT: Duration = Duration::from_millis(300);
+
+/// One store that sources are opened on. Each law gets a fresh one, empty.
+#[async_trait]
+pub trait SourceHarness: Send + Sync {
+    /// What is under test.
+    type Source: Source;
+
+    /// A new owner of claims on the store. Two of them know as little of each other as two processes would.
+    async fn open(&self) -> Self::Source;
+
+    /// Puts in an item that is due after `delay`.
+    async fn insert(&self, label: &str, delay: Duration);
+
+    /// The label that the item was put in with.
+    fn label(&self, item: &<Self::Source as Source>::Item) -> String;
+}
+
+/// A store whose items may have a key.
+#[async_trait]
+pub trait KeyedSourceHarness: SourceHarness {
+    /// Puts in an item of this key that is due at once.
+    async fn insert_keyed(&self, label: &str, key: &str);
+}
+
+/// Expands to one test per law of [`Source`](posthaste_core::Source). `$start` is an async function that makes a fresh
+/// harness whose sources have the lease it is given: `source_laws!(Harness::start)`.
+#[macro_export]
+macro_rules! source_laws {
+    ($start:expr) => {
+        $crate::source_laws!(
+            $start, $crate::source_laws::LONG_LEASE =>
+            claim_never_returns_an_item_twice_within_a_lease
+            claim_returns_items_in_order
+            claim_respects_the_limit_and_the_due_time
+            settle_twice_is_lost_lease
+            a_released_item_is_claimable_at_once
+            a_clean_stop_releases_claims
+            a_counted_retry_counts_and_waits
+            an_uncounted_retry_waits_only
+            dead_is_not_claimable
+            done_is_not_claimable
+        );
+        $crate::source_laws!(
+            $start, $crate::source_laws::SHORT_LEASE =>
+            an_expired_lease_is_claimable_again
+            settle_by_a_stale_owner_is_lost_lease
+            leases_are_renewed
+        );
+    };
+    ($start:expr, $lease:expr => $($law:ident)*) => {
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $law() {
+                $crate::source_laws::$law(&$start($lease).await).await;
+            }
+        )*
+    };
+}
+
+/// Expands to one test per law of [`Source`](posthaste_core::Source) about items with a key, see
+/// [`source_laws!`](crate::source_laws!).
+#[macro_export]
+macro_rules! keyed_source_laws {
+    ($start:expr) => {
+        $crate::source_laws!(
+            $start, $crate::source_laws::LONG_LEASE =>
+            a_key_is_claimed_by_one_owner_at_a_time
+            a_waiting_head_blocks_its_key_only
+        );
+    };
+}
+
+/// Neither by its owner nor by another, also when they ask at the same moment.
+pub async fn claim_never_returns_an_item_twice_within_a_lease<H: SourceHarness>(harness: &H) {
+    let (one, other) = (harness.open().await, harness.open().await);
+    for number in 0..30 {
+        harness.insert(&number.to_string(), Duration::ZERO).await;
+    }
+    let mut seen = labels(harness, &claim_all(&one, 1).await);
+    let deadline = Instant::now() + DEADLINE;
+    while seen.len() < 30 && Instant::now() < deadline {
+        let (a, b, c) = tokio::join!(one.claim(4), one.claim(3), other.claim(4));
+        for claim in [a, b, c] {
+            seen.extend(labels(harness, &claim.unwrap().items));
+        }
+    }
+    seen.sort_by_key(|label| label.parse::<u32>().unwrap());
+    assert_eq!(seen, (0..30).map(|number| number.to_string()).collect::<Vec<_>>(), "each once");
+    assert_nothing_claimable(harness, &one).await;
+    assert_nothing_claimable(harness, &other).await;
+}
+
+/// In the order in which they became due, ties in the order of insertion.
+pub async fn claim_returns_items_in_order<H: SourceHarness>(harness: &H) {
+    let source = harness.open().await;
+    // Far enough apart that slow insertions do not change the order.
+    harness.insert("last", 6 * WAIT).await;
+    harness.insert("late", WAIT).await;
+    for number in 0..20 {
+        harness.insert(&number.to_string(), Duration::ZERO).await;
+    }
+    let mut seen = Vec::new();
+    let deadline = Instant::now() + DEADLINE;
+    while seen.len() < 22 && Instant::now() < deadline {
+        seen.extend(labels(harness, &source.claim(7).await.unwrap().items));
+        a_moment().await;
+    }
+    let at = |label: &str| seen.iter().position(|seen| seen == label);
+    assert!(at("late") < at("last"), "{seen:?}");
+    seen.retain(|label| label != "late" && label != "last");
+    assert_eq!(seen, (0..20).map(|number| number.to_string()).collect::<Vec<_>>());
+}
+
+/// Never more than asked for, and nothing before its time; the hint says no later than that.
+pub async fn claim_respects_the_limit_and_the_due_time<H: SourceHarness>(harness: &H) {
+    let source = harness.open().await;
+    for number in 0..5 {
+        harness.insert(&number.to_string(), Duration::ZERO).await;
+    }
+    assert_eq!(claim_all(&source, 2).await.len(), 2);
+    assert_eq!(source.claim(2).await.unwrap().items.len(), 2);
+    assert_eq!(source.claim(2).await.unwrap().items.len(), 1);
+    let started = Instant::now();
+    harness.insert("late", WAIT).await;
+    let claim = source.claim(10).await.unwrap();
+    let (items, early) = (labels(harness, &claim.items), started.elapsed() < WAIT);
+    assert!(items.is_empty() || !early, "{items:?} came {:?} after insertion", started.elapsed());
+    assert!(claim.next_due.is_none_or(|wait| wait <= WAIT), "{:?}", claim.next_due);
+    if items.is_empty() {
+        let late = claim_one(harness, &source, "late").await;
+        assert_eq!(late.attempt, 1);
+    }
+    assert_waited(started, WAIT);
+}
+
+/// By another owner, with the attempts as they were.
+pub async fn an_expired_lease_is_claimable_again<H: SourceHarness>(harness: &H) {
+    let (one, other) = (harness.open().await, harness.open().await);
+    harness.insert("item", Duration::ZERO).await;
+    let started = Instant::now();
+    let first = claim_one(harness, &one, "item").await;
+    let second = claim_one(harness, &other, "item").await;
+    assert_waited(started, one.lease());
+    assert_eq!((first.attempt, second.attempt), (1, 1), "expiry does not count");
+    // And by the same owner, who may have forgotten it.
+    let third = claim_one(harness, &other, "item").await;
+    assert_eq!(third.attempt, 1);
+    assert_eq!(settle(&other, &second, Disposition::Done).await, Settled::LostLease, "the elder claim has ended");
+    assert_eq!(settle(&other, &third, Disposition::Done).await, Settled::Applied);
+}
+
+/// Who no longer holds an item changes nothing.
+pub async fn settle_by_a_stale_owner_is_lost_lease<H: SourceHarness>(harness: &H) {
+    let (stale, owner) = (harness.open().await, harness.open().await);
+    harness.insert("item", Duration::ZERO).await;
+    let old = claim_one(harness, &stale, "item").await;
+    let new = claim_one(harness, &owner, "item").await;
+    assert_eq!(settle(&stale, &old, Disposition::Done).await, Settled::LostLease);
+    assert_eq!(settle(&stale, &old, Disposition::Dead(failure())).await, Settled::LostLease);
+    assert_eq!(settle(&stale, &old, retry(Duration::ZERO, true)).await, Settled::LostLease);
+    assert_eq!(stale.renew(&[&old]).await.unwrap(), [Settled::LostLease]);
+    stale.release(&[&old]).await.unwrap();
+    assert_eq!(settle(&owner, &new, retry(Duration::ZERO, true)).await, Settled::Applied);
+    assert_eq!(claim_one(harness, &owner, "item").await.attempt, 2);
+}
+
+/// The second settlement of a claim changes nothing, also when the item was claimed again in between.
+pub async fn settle_twice_is_lost_lease<H: SourceHarness>(harness: &H) {
+    let source = harness.open().await;
+    harness.insert("item", Duration::ZERO).await;
+    let first = claim_one(harness, &source, "item").await;
+    assert_eq!(settle(&source, &first, retry(Duration::ZERO, true)).await, Settled::Applied);
+    assert_eq!(settle(&source, &first, Disposition::Done).await, Settled::LostLease);
+    let second = claim_one(harness, &source, "item").await;
+    assert_eq!(second.attempt, 2);
+    assert_eq!(settle(&source, &first, Disposition::Dead(failure())).await, Settled::LostLease);
+    assert_eq!(settle(&source, &second, Disposition::Done).await, Settled::Applied);
+    assert_eq!(settle(&source, &second, retry(Duration::ZERO, true)).await, Settled::LostLease);
+    assert_nothing_claimable(harness, &source).await;
+}
+
+/// For a whole lease from each renewal.
+pub async fn leases_are_renewed<H: SourceHarness>(harness: &H) {
+    let (owner, other) = (harness.open().await, harness.open().await);
+    harness.insert("item", Duration::ZERO).await;
+    let mut renewed = Instant::now();
+    let claimed = claim_one(harness, &owner, "item").await;
+    let enough = Instant::now() + owner.lease() * 5 / 2;
+    while Instant::now() < enough {
+        assert_nothing_claimable_since(harness, &owner, renewed, owner.lease()).await;
+        assert_nothing_claimable_since(harness, &other, renewed, owner.lease()).await;
+        let before = Instant::now();
+        assert_eq!(owner.renew(&[&claimed]).await.unwrap(), [Settled::Applied]);
+        renewed = before;
+        a_moment().await;
+    }
+    assert_eq!(settle(&owner, &claimed, Disposition::Done).await, Settled::Applied);
+}
+
+/// And its attempts are as they were.
+pub async fn a_released_item_is_claimable_at_once<H: SourceHarness>(harness: &H) {
+    let source = harness.open().await;
+    harness.insert("item", Duration::ZERO).await;
+    let first = claim_one(harness, &source, "item").await;
+    source.release(&[&first]).await.unwrap();
+    let again = source.claim(10).await.unwrap().items;
+    assert_eq!(labels(harness, &again), ["item"]);
+    assert_eq!(again[0].attempt, 1);
+    assert_eq!(settle(&source, &first, Disposition::Done).await, Settled::LostLease, "released is not held");
+    assert_eq!(settle(&source, &again[0], Disposition::Done).await, Settled::Applied);
+}
+
+/// Another owner need not wait for the lease of one that released and closed.
+pub async fn a_clean_stop_releases_claims<H: SourceHarness>(harness: &H) {
+    let (one, other) = (harness.open().await, harness.open().await);
+    harness.insert("item", Duration::ZERO).await;
+    let claimed = claim_one(harness, &one, "item").await;
+    assert_nothing_claimable(harness, &other).await;
+    one.release(&[&claimed]).await.unwrap();
+    one.close().await.unwrap();
+    let taken = other.claim(10).await.unwrap().items;
+    assert_eq!(labels(harness, &taken), ["item"]);
+    assert_eq!(taken[0].attempt, 1);
+}
+
+/// One attempt more, and not before its time.
+pub async fn a_counted_retry_counts_and_waits<H: SourceHarness>(harness: &H) {
+    let source = harness.open().await;
+    harness.insert("item", Duration::ZERO).await;
+    let mut claimed = claim_one(harness, &source, "item").await;
+    for attempt in 1..=2 {
+        assert_eq!(claimed.attempt, attempt);
+        let started = Instant::now();
+        assert_eq!(settle(&source, &claimed, retry(WAIT, true)).await, Settled::Applied);
+        claimed = claim_one(harness, &source, "item").await;
+        assert_waited(started, WAIT);
+    }
+    assert_eq!(claimed.attempt, 3);
+}
+
+/// Not before its time, with the attempts as they were; with a failure and without.
+pub async fn an_uncounted_retry_waits_only<H: SourceHarness>(harness: &H) {
+    let source = harness.open().await;
+    harness.insert("item", Duration::ZERO).await;
+    let mut claimed = claim_one(harness, &source, "item").await;
+    let snooze = Disposition::Retry { after: WAIT, counted: false, failure: None };
+    for disposition in [retry(WAIT, false), snooze] {
+        let started = Instant::now();
+        assert_eq!(settle(&source, &claimed, disposition).await, Settled::Applied);
+        claimed = claim_one(harness, &source, "item").await;
+        assert_waited(started, WAIT);
+        assert_eq!(claimed.attempt, 1);
+    }
+}
+
+/// By nobody.
+pub async fn dead_is_not_claimable<H: SourceHarness>(harness: &H) {
+    settled_for_good(harness, Disposition::Dead(failure())).await;
+}
+
+/// By nobody.
+pub async fn done_is_not_claimable<H: SourceHarness>(harness: &H) {
+    settled_for_good(harness, Disposition::Done).await;
+}
+
+async fn settled_for_good<H: SourceHarness>(harness: &H, disposition: Disposition) {
+    let (one, other) = (harness.open().await, harness.open().await);
+    harness.insert("item", Duration::ZERO).await;
+    let claimed = claim_one(harness, &one, "item").await;
+    assert_eq!(settle(&one, &claimed, disposition).await, Settled::Applied);
+    assert_nothing_claimable(harness, &one).await;
+    one.close().await.unwrap();
+    assert_nothing_claimable(harness, &other).await;
+}
+
+/// And its items come in order.
+pub async fn a_key_is_claimed_by_one_owner_at_a_time<H: KeyedSourceHarness>(harness: &H) {
+    let (one, other) = (harness.open().await, harness.open().await);
+    for (label, key) in [("a1", "a"), ("a2", "a"), ("b1", "b"), ("a3", "a")] {
+        harness.insert_keyed(label, key).await;
+    }
+    let head = claim_all(&one, 1).await;
+    assert_eq!(labels(harness, &head), ["a1"]);
+    assert!(head[0].key.is_some());
+    assert_eq!(labels(harness, &other.claim(10).await.unwrap().items), ["b1"], "key a is taken");
+    assert_eq!(settle(&one, &head[0], Disposition::Done).await, Settled::Applied);
+    let mut rest = Vec::new();
+    let deadline = Instant::now() + DEADLINE;
+    while rest.len() < 2 && Instant::now() < deadline {
+        for claimed in other.claim(10).await.unwrap().items {
+            rest.push(harness.label(&claimed.item));
+            assert_eq!(settle(&other, &claimed, Disposition::Done).await, Settled::Applied);
+        }
+    }
+    assert_eq!(rest, ["a2", "a3"]);
+}
+
+/// What is behind it waits as long, and nothing else does.
+pub async fn a_waiting_head_blocks_its_key_only<H: KeyedSourceHarness>(harness: &H) {
+    let source = harness.open().await;
+    for (label, key) in [("a1", "a"), ("a2", "a"), ("b1", "b")] {
+        harness.insert_keyed(label, key).await;
+    }
+    let head = claim_all(&source, 1).await;
+    assert_eq!(labels(harness, &head), ["a1"]);
+    let started = Instant::now();
+    assert_eq!(settle(&source, &head[0], retry(WAIT, true)).await, Settled::Applied);
+    let mut seen = Vec::new();
+    let deadline = Instant::now() + DEADLINE;
+    while seen.len() < 3 && Instant::now() < deadline {
+        for claimed in source.claim(10).await.unwrap().items {
+            let label = harness.label(&claimed.item);
+            if label != "b1" {
+                assert_waited(started, WAIT);
+            }
+            seen.push(label);
+            assert_eq!(settle(&source, &claimed, Disposition::Done).await, Settled::Applied);
+        }
+        a_moment().await;
+    }
+    assert_eq!(seen, ["b1", "a1", "a2"]);
+}
+
+fn failure() -> Failure {
+    Failure::transient("503", "down")
+}
+
+fn retry(after: Duration, counted: bool) -> Disposition {
+    Disposition::Retry { after, counted, failure: Some(failure()) }
+}
+
+async fn settle<S: Source>(source: &S, claimed: &Claimed<S::Item>, disposition: Disposition) -> Settled {
+    let settlement = Settlement { claimed, disposition: &disposition, took: Duration::from_millis(7) };
+    let settled = source.settle(&[settlement]).await.unwrap();
+    assert_eq!(settled.len(), 1, "one answer per settlement");
+    settled[0]
+}
+
+fn labels<H: SourceHarness>(harness: &H, items: &[Claimed<<H::Source as Source>::Item>]) -> Vec<String> {
+    items.iter().map(|claimed| harness.label(&claimed.item)).collect()
+}
+
+/// Waits until something is claimable, and claims at most `limit`.
+async fn claim_all<S: Source>(source: &S, limit: usize) -> Vec<Claimed<S::Item>> {
+    let deadline = Instant::now() + DEADLINE;
+    loop {
+        let claim = source.claim(limit).await.unwrap();
+        if !claim.items.is_empty() {
+            assert!(claim.items.len() <= limit);
+            return claim.items;
+        }
+        assert!(Instant::now() < deadline, "nothing became claimable");
+        a_moment().await;
+    }
+}
+
+/// Waits until exactly the one item of this label is claimable.
+async fn claim_one<H: SourceHarness>(
+    harness: &H,
+    source: &H::Source,
+    label: &str,
+) -> Claimed<<H::Source as Source>::Item> {
+    let mut items = claim_all(source, 10).await;
+    assert_eq!(labels(harness, &items), [label]);
+    items.remove(0)
+}
+
+async fn assert_nothing_claimable<H: SourceHarness>(harness: &H, source: &H::Source) {
+    assert_eq!(labels(harness, &source.claim(10).await.unwrap().items), [""; 0]);
+}
+
+/// When the answer took longer than the lease, it proves nothing, and the law would go on with a lost item.
+async fn assert_nothing_claimable_since<H: SourceHarness>(
+    harness: &H,
+    source: &H::Source,
+    since: Instant,
+    lease: Duration,
+) {
+    let items = source.claim(10).await.unwrap().items;
+    assert!(since.elapsed() < lease || items.is_empty(), "the machine stood still for longer than a lease");
+    assert_eq!(labels(harness, &items), [""; 0], "claimed {:?} after a renewal", since.elapsed());
+}
+
+fn assert_waited(since: Instant, wait: Duration) {
+    let waited = since.elapsed();
+    assert!(waited + TOLERANCE >= wait, "came after {waited:?} instead of {wait:?}");
+}
+
+/// Between two looks.
+async fn a_moment() {
+    tokio::time::sleep(Duration::from_millis(5)).await;
+}

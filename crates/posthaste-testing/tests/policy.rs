@@ -1,0 +1,158 @@
+//! What ARCHITECTURE.md says of crates and dependencies, checked against what `cargo metadata` says.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+/// Which crates of ours a crate may build on. Tests may also use posthaste-testing.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("posthaste-core", &[]),
+    ("posthaste-sql", &["posthaste-core"]),
+    ("posthaste-webhook", &["posthaste-core"]),
+    ("posthaste-api", &["posthaste-core"]),
+    ("posthaste-hub", &["posthaste-core", "posthaste-sql", "posthaste-webhook", "posthaste-api"]),
+    ("posthaste-server", &["posthaste-core", "posthaste-api", "posthaste-hub"]),
+    (
+        "posthaste-cli",
+        &["posthaste-core", "posthaste-sql", "posthaste-webhook", "posthaste-api", "posthaste-hub", "posthaste-server"],
+    ),
+    ("posthaste-testing", &["posthaste-core"]),
+];
+
+/// Technologies and the one crate of ours that may know each.
+const HOMES: &[(&str, &[&str])] = &[
+    ("sqlx", &["posthaste-sql"]),
+    ("axum", &["posthaste-server", "posthaste-cli"]),
+    ("hyper-rustls", &["posthaste-webhook"]),
+    ("clap", &["posthaste-cli"]),
+];
+
+fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn metadata() -> Value {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--locked"])
+        .current_dir(workspace())
+        .output()
+        .expect("cargo metadata runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("cargo metadata is JSON")
+}
+
+fn deny_list() -> toml::Table {
+    let text = std::fs::read_to_string(workspace().join("deny.toml")).expect("deny.toml is there");
+    text.parse().expect("deny.toml is TOML")
+}
+
+fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value[key].as_str().unwrap_or_default()
+}
+
+fn packages(metadata: &Value) -> &Vec<Value> {
+    metadata["packages"].as_array().expect("packages")
+}
+
+/// Our crates and what each depends on outside of its tests.
+fn ours(metadata: &Value) -> BTreeMap<String, BTreeSet<String>> {
+    let ours = packages(metadata).iter().filter(|package| package["source"].is_null());
+    ours.map(|package| {
+        let dependencies = package["dependencies"].as_array().expect("dependencies");
+        let built_on = dependencies.iter().filter(|dependency| dependency["kind"] != "dev");
+        (text(package, "name").to_owned(), built_on.map(|dependency| text(dependency, "name").to_owned()).collect())
+    })
+    .collect()
+}
+
+#[test]
+fn arrows_point_one_way() {
+    let arrows: BTreeMap<_, _> = ARROWS.iter().copied().collect();
+    for (name, dependencies) in ours(&metadata()) {
+        let allowed = arrows.get(name.as_str()).unwrap_or_else(|| panic!("{name} is not in the list of crates"));
+        for dependency in dependencies.iter().filter(|dependency| dependency.starts_with("posthaste")) {
+            assert!(allowed.contains(&dependency.as_str()), "{name} must not depend on {dependency}");
+        }
+    }
+}
+
+#[test]
+fn every_technology_has_its_home() {
+    for (name, dependencies) in ours(&metadata()) {
+        for (technology, homes) in HOMES {
+            let knows = dependencies.contains(*technology);
+            assert!(!knows || homes.contains(&name.as_str()), "{name} must not know {technology}");
+        }
+    }
+}
+
+#[test]
+fn sql_stands_in_posthaste_sql_only() {
+    for name in ours(&metadata()).keys().filter(|name| *name != "posthaste-sql") {
+        for file in sources(&workspace().join("crates").join(name).join("src")) {
+            let source = std::fs::read_to_string(&file).expect("a source file");
+            for statement in ["SELECT ", "INSERT INTO ", "DELETE FROM ", "CREATE TABLE "] {
+                assert!(!source.contains(statement), "{} holds SQL: {statement}", file.display());
+            }
+        }
+    }
+}
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).expect("a source folder") {
+        let path = entry.expect("an entry").path();
+        match path.is_dir() {
+            true => files.extend(sources(&path)),
+            false => files.push(path),
+        }
+    }
+    files
+}
+
+#[test]
+fn licences_are_allowed_and_sources_are_the_registry() {
+    let deny = deny_list();
+    let allowed: BTreeSet<&str> =
+        deny["licenses"]["allow"].as_array().expect("a list").iter().filter_map(|licence| licence.as_str()).collect();
+    for package in packages(&metadata()).iter().filter(|package| !package["source"].is_null()) {
+        let (name, source) = (text(package, "name"), text(package, "source"));
+        assert!(source.starts_with("registry+"), "{name} comes from {source}");
+        let licence = text(package, "license").replace('/', " OR ");
+        let fits = licence.trim_matches(['(', ')']).split(" OR ").any(|choice| {
+            choice
+                .trim_matches(['(', ')'])
+                .split(" AND ")
+                .all(|part| allowed.contains(part.trim_matches(['(', ')', ' '])))
+        });
+        // An AND of choices: each of them must offer something allowed.
+        let fits = fits
+            || licence
+                .split(" AND ")
+                .all(|part| part.trim_matches(['(', ')']).split(" OR ").any(|choice| allowed.contains(choice)));
+        assert!(fits, "{name} has licence {licence:?}");
+    }
+}
+
+#[test]
+fn banned_crates_are_absent() {
+    let deny = deny_list();
+    let banned: BTreeSet<&str> =
+        deny["bans"]["deny"].as_array().expect("a list").iter().filter_map(|ban| ban["crate"].as_str()).collect();
+    let metadata = metadata();
+    let found: Vec<&str> =
+        packages(&metadata).iter().map(|package| text(package, "name")).filter(|name| banned.contains(name)).collect();
+    assert!(found.is_empty(), "banned: {found:?}");
+}
+
+#[test]
+fn every_crate_inherits_the_lints_that_forbid_unsafe_code() {
+    for name in ours(&metadata()).keys() {
+        let manifest =
+            std::fs::read_to_string(workspace().join("crates").join(name).join("Cargo.toml")).expect("a manifest");
+        let manifest: toml::Table = manifest.parse().expect("a manifest is TOML");
+        assert_eq!(manifest["lints"]["workspace"].as_bool(), Some(true), "{name}");
+    }
+}
