@@ -9,6 +9,8 @@ mod outbox;
 mod registry;
 mod writer;
 
+pub mod probe;
+
 pub use database::{Database, OpenError, file_of};
 pub use letters::Letters;
 pub use log::{GroupProgress, Log, LogEntry, LogOptions, TopicState};

@@ -216,6 +216,6 @@ impl Outbox {
 }
 
 /// Fills in the table's name, as the migrations do, and the database's clock.
-fn fill(template: &str, table: &TableName) -> String {
+pub(super) fn fill(template: &str, table: &TableName) -> String {
     template.replace("{table}", table.as_str()).replace("{now_ms}", NOW_MS).replace("{now}", NOW_TEXT)
 }
