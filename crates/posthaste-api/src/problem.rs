@@ -64,8 +64,8 @@ impl Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.detail.as_deref().unwrap_or(&self.title))?;
-        self.errors.iter().try_for_each(|error| write!(f, "; {error}"))
+        // The detail of an invalid input already names its violations.
+        f.write_str(self.detail.as_deref().unwrap_or(&self.title))
     }
 }
 

@@ -13,7 +13,8 @@ use posthaste_sql::letters::Letter;
 use posthaste_webhook::{Auth, Client, Endpoint, Request};
 use prost::Message;
 use tokio::sync::Semaphore;
-use tokio::time::timeout;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use crate::registrations::open_auth;
 use crate::secrets::{Sealer, SecretError};
@@ -30,12 +31,13 @@ pub(crate) struct Postman {
     client: Client,
     sealer: Sealer,
     concurrency: usize,
+    stopping: CancellationToken,
     lanes: Arc<Mutex<HashMap<String, Arc<Semaphore>>>>,
 }
 
 impl Postman {
-    pub(crate) fn new(client: Client, sealer: Sealer, concurrency: usize) -> Self {
-        Self { client, sealer, concurrency: concurrency.max(1), lanes: Arc::default() }
+    pub(crate) fn new(client: Client, sealer: Sealer, concurrency: usize, stopping: CancellationToken) -> Self {
+        Self { client, sealer, concurrency: concurrency.max(1), stopping, lanes: Arc::default() }
     }
 
     /// Posts within the subscription's lane.
@@ -45,9 +47,12 @@ impl Postman {
             Err(failure) => return Outcome::Failed(failure),
         };
         let lane = self.lane(&message.subscription_id);
-        match timeout(LANE_PATIENCE, lane.acquire()).await {
-            Ok(Ok(_permit)) => self.client.post(request).await,
-            _ => Outcome::Failed(
+        tokio::select! {
+            biased;
+            // A stop waits for what is on the wire and starts nothing new.
+            () = self.stopping.cancelled() => Outcome::Snoozed { wait: Duration::ZERO },
+            Ok(_permit) = lane.acquire() => self.client.post(request).await,
+            () = sleep(LANE_PATIENCE) => Outcome::Failed(
                 Failure::outage("LANE_FULL", "the endpoint is slower than its traffic; nothing was sent yet")
                     .retry_after(SPILL),
             ),

@@ -84,7 +84,7 @@ impl Hub {
             bus,
             quarantine: Arc::new(log.clone()),
             topics: TopicNames::new(&settings.topic_prefix),
-            postman: Postman::new(client, sealer.clone(), settings.delivery.concurrency),
+            postman: Postman::new(client, sealer.clone(), settings.delivery.concurrency, relays.stopping().clone()),
             relays: relays.clone(),
             settings,
         };

@@ -122,6 +122,10 @@ impl IntoResponse for Answer {
         let mut response = (status, body).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(Problem::CONTENT_TYPE));
+        if status == StatusCode::PAYLOAD_TOO_LARGE {
+            // The rest of the body is not read, so nothing else can follow on this connection.
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
         if status == StatusCode::SERVICE_UNAVAILABLE {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }

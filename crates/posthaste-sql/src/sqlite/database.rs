@@ -46,6 +46,15 @@ pub enum OpenError {
     Migration(#[source] sqlx::migrate::MigrateError),
 }
 
+/// Where the schema of a database stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Schema {
+    /// The newest migration that was made; `None` in a database without any of ours.
+    pub found: Option<i64>,
+    /// The newest migration that this program knows.
+    pub known: i64,
+}
+
 impl Database {
     /// Opens the file, making it where it is missing.
     pub async fn open(url: &str) -> Result<Self, OpenError> {
@@ -72,6 +81,22 @@ impl Database {
         Ok(Self { readers, writer })
     }
 
+    /// Where the schema of the hub stands, without changing it.
+    pub async fn schema(&self) -> Result<Schema, StoreError> {
+        let read = async {
+            let there =
+                sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'posthaste_migration')");
+            match there.fetch_one(&self.readers).await? {
+                true => {
+                    sqlx::query_scalar("SELECT max(version) FROM posthaste_migration").fetch_one(&self.readers).await
+                }
+                false => Ok(None),
+            }
+        };
+        let found = read.await.map_err(|error| store_error("read the version of the schema", error))?;
+        Ok(Schema { found, known: newest(&migrations::hub()) })
+    }
+
     /// Brings the outbox table of this name up to date.
     pub async fn migrate_outbox(&self, table: &TableName) -> Result<(), OpenError> {
         self.migrate(migrations::outbox(table)).await
@@ -83,7 +108,7 @@ impl Database {
     }
 
     async fn migrate(&self, migrator: sqlx::migrate::Migrator) -> Result<(), OpenError> {
-        let known = migrator.iter().map(|migration| migration.version).max().unwrap_or(0);
+        let known = newest(&migrator);
         self.writer.migrate(migrator).await.map_err(|error| match error {
             sqlx::migrate::MigrateError::VersionMissing(found) => OpenError::NewerSchema { found, known },
             error => OpenError::Migration(error),
@@ -109,9 +134,14 @@ impl Database {
 
     /// Waits for queued writes, then closes the file.
     pub async fn close(&self) {
-        self.writer.close().await;
+        // The writer last: only a connection that may write can fold the log into the file.
         self.readers.close().await;
+        self.writer.close().await;
     }
+}
+
+fn newest(migrator: &sqlx::migrate::Migrator) -> i64 {
+    migrator.iter().map(|migration| migration.version).max().unwrap_or(0)
 }
 
 /// What a failed statement means for whoever asked for it.

@@ -11,7 +11,7 @@ mod writer;
 
 pub mod probe;
 
-pub use database::{Database, OpenError, file_of};
+pub use database::{Database, OpenError, Schema, file_of};
 pub use letters::Letters;
 pub use log::{GroupProgress, Log, LogEntry, LogOptions, TopicState};
 pub use outbox::{Ingested, Outbox, OutboxError, OutboxItem, OutboxRow, OutboxSource, OutboxStatus, Reader};

@@ -1,0 +1,135 @@
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+use crate::bench::BenchOptions;
+use crate::check::CheckFlags;
+use crate::client::Client;
+use crate::config::{Config, ConfigError, Layers};
+use crate::definitions::DefinitionsCommand;
+use crate::demo::DemoOptions;
+use crate::dlt::DltCommand;
+use crate::exit::UsageError;
+use crate::output::Output;
+use crate::publish::PublishOptions;
+use crate::subscriptions::SubscriptionsCommand;
+
+const GLOBAL: &str = "Global options";
+
+/// Transactional outbox, event hub and webhook deliverer in one.
+///
+/// Exit codes: 0 ok, 1 failed, 2 usage or configuration error, 3 cannot reach the server or something it needs, 4 not
+/// found.
+#[derive(Parser)]
+#[command(name = "posthaste", version, max_term_width = 100)]
+pub struct Args {
+    #[command(flatten)]
+    pub shared: Shared,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Understood by every command, and shown after what is the command's own.
+#[derive(clap::Args)]
+pub struct Shared {
+    /// Configuration file [default: ./posthaste.toml if there]
+    #[arg(long, global = true, value_name = "FILE", help_heading = GLOBAL)]
+    config: Option<PathBuf>,
+    /// Server to talk to [default: client.server or http.listen of the configuration]
+    #[arg(long, global = true, value_name = "URL", help_heading = GLOBAL)]
+    server: Option<String>,
+    /// How to print data: table or json
+    #[arg(long, global = true, value_enum, default_value_t, hide_possible_values = true, help_heading = GLOBAL)]
+    pub output: Output,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Run the server
+    Serve(ServerFlags),
+    /// Show the whole pipeline at work on a throwaway database, in one terminal
+    Demo(DemoOptions),
+    /// Publish events from flags, a JSON file or stdin
+    Publish(Box<PublishOptions>),
+    /// Kinds of events that can be subscribed to
+    #[command(subcommand)]
+    Definitions(DefinitionsCommand),
+    /// Who receives which events, and where
+    #[command(subcommand)]
+    Subscriptions(SubscriptionsCommand),
+    /// Dead letters: deliveries that failed too often
+    #[command(subcommand)]
+    Dlt(DltCommand),
+    /// Say what is wrong with the configuration or the database, and how to fix it
+    Check(CheckFlags),
+    /// Print the commented default configuration
+    Config,
+    /// Measure what this machine reaches, beside the plainest code that does the same
+    Bench(BenchOptions),
+    /// Print a completion script for a shell
+    Completions { shell: clap_complete::Shell },
+}
+
+/// Keys of the configuration that are often set by hand.
+#[derive(clap::Args)]
+pub struct ServerFlags {
+    /// Address to listen on; port 0 takes a free one [http.listen]
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+    /// Database to use, sqlite://FILE [database.url]
+    #[arg(long, value_name = "URL")]
+    database: Option<String>,
+}
+
+impl Shared {
+    pub fn layers(&self) -> Result<Layers, ConfigError> {
+        Layers::of_process(self.config.as_deref())
+    }
+
+    pub fn server_config(&self, flags: &ServerFlags) -> Result<Config, ConfigError> {
+        let mut layers = self.layers()?;
+        flags.add_to(&mut layers);
+        layers.config()
+    }
+
+    /// Finds the server: by flag, else by environment or file, else where a server of this configuration would listen.
+    pub fn client(&self) -> anyhow::Result<Client> {
+        if let Some(server) = &self.server {
+            return Ok(Client::new(server)?);
+        }
+        let config = self.layers()?.config()?;
+        if !config.client.server.is_empty() {
+            return Ok(Client::new(&config.client.server)?);
+        }
+        let listen = config.http.listen;
+        if listen.port() == 0 {
+            let told = "http.listen leaves the port open: name the server by --server, as `posthaste serve` printed it";
+            return Err(UsageError(told.to_owned()).into());
+        }
+        Ok(Client::new(&format!("http://{listen}"))?)
+    }
+}
+
+impl ServerFlags {
+    pub fn add_to(&self, layers: &mut Layers) {
+        if let Some(listen) = &self.listen {
+            layers.add_flag("--listen", "http.listen", &listen.to_string());
+        }
+        if let Some(url) = &self.database {
+            layers.add_flag("--database", "database.url", url);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Args::command().debug_assert();
+    }
+}

@@ -1,0 +1,124 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use posthaste_core::{
+    Claim, Claimed, Delivery, Relay, RelayOptions, Settled, Settlement, Sink, Source, StoreError, Wakeup,
+};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use super::{Figure, rate};
+
+/// The engine with nothing on either side of it.
+pub async fn run(quick: bool) -> anyhow::Result<Vec<Figure>> {
+    let count = if quick { 300_000 } else { 3_000_000 };
+    let raw = by_hand(count).await?;
+    let ours = by_relay(count).await?;
+    let figure = Figure::new("engine", "events through one worker, one at a time", ours, "events/s");
+    Ok(vec![figure.at_least(500_000.0).raw("the same calls in a loop, no engine", raw)])
+}
+
+async fn by_relay(count: usize) -> anyhow::Result<f64> {
+    let source = Arc::new(Numbers::new(count));
+    let options = RelayOptions { workers: 1, ..RelayOptions::default() };
+    let stop = CancellationToken::new();
+    let started = Instant::now();
+    let relay = Relay::new("bench", source.clone(), Arc::new(Nothing), options).run(stop.clone());
+    let relay = tokio::spawn(relay);
+    source.all_settled.notified().await;
+    let took = started.elapsed();
+    stop.cancel();
+    relay.await?;
+    Ok(rate(count, took))
+}
+
+async fn by_hand(count: usize) -> anyhow::Result<f64> {
+    let source = Numbers::new(count);
+    let started = Instant::now();
+    loop {
+        let claim = source.claim(500).await?;
+        if claim.items.is_empty() {
+            return Ok(rate(count, started.elapsed()));
+        }
+        for claimed in &claim.items {
+            std::hint::black_box(claimed.item);
+        }
+        let done = posthaste_core::Disposition::Done;
+        let settle = |claimed| Settlement { claimed, disposition: &done, took: Duration::ZERO };
+        source.settle(&claim.items.iter().map(settle).collect::<Vec<_>>()).await?;
+    }
+}
+
+/// A source that counts.
+struct Numbers {
+    count: usize,
+    claimed: AtomicUsize,
+    settled: AtomicUsize,
+    all_settled: Notify,
+    wakeup: Wakeup,
+}
+
+impl Numbers {
+    fn new(count: usize) -> Self {
+        Self {
+            count,
+            claimed: AtomicUsize::new(0),
+            settled: AtomicUsize::new(0),
+            all_settled: Notify::new(),
+            wakeup: Wakeup::default(),
+        }
+    }
+}
+
+#[async_trait]
+impl Source for Numbers {
+    type Item = usize;
+
+    async fn claim(&self, limit: usize) -> Result<Claim<usize>, StoreError> {
+        let from = self.claimed.fetch_add(limit, Ordering::Relaxed).min(self.count);
+        let to = (from + limit).min(self.count);
+        Ok(Claim { items: (from..to).map(|number| Claimed::new(number, 1, 300)).collect(), next_due: None })
+    }
+
+    async fn settle(&self, settlements: &[Settlement<'_, usize>]) -> Result<Vec<Settled>, StoreError> {
+        let settled = self.settled.fetch_add(settlements.len(), Ordering::Relaxed) + settlements.len();
+        if settled == self.count {
+            self.all_settled.notify_one();
+        }
+        Ok(vec![Settled::Applied; settlements.len()])
+    }
+
+    async fn renew(&self, held: &[&Claimed<usize>]) -> Result<Vec<Settled>, StoreError> {
+        Ok(vec![Settled::Applied; held.len()])
+    }
+
+    async fn release(&self, _: &[&Claimed<usize>]) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn close(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn lease(&self) -> Duration {
+        Duration::from_secs(30)
+    }
+
+    fn wakeup(&self) -> &Wakeup {
+        &self.wakeup
+    }
+}
+
+/// A sink that agrees.
+struct Nothing;
+
+#[async_trait]
+impl Sink for Nothing {
+    type Item = usize;
+
+    async fn deliver(&self, batch: Vec<Delivery<usize>>) {
+        batch.into_iter().for_each(|delivery| delivery.report(()));
+    }
+}

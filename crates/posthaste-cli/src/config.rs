@@ -1,0 +1,318 @@
+//! What can be configured. `default_config.toml` is the reference; a test holds it and these types together.
+
+mod layers;
+mod text;
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use posthaste_api::Domain;
+use posthaste_hub::{DeliverySettings, DltSettings, OutboxSettings, RoutingRule, RoutingSettings, Settings};
+use serde::{Deserialize, Serialize};
+use tracing_subscriber::EnvFilter;
+
+pub use layers::{ConfigError, Layers};
+
+/// The commented default configuration.
+pub const DEFAULT_CONFIG: &str = include_str!("default_config.toml");
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    pub http: Http,
+    pub database: Database,
+    pub bus: Bus,
+    pub outbox: Outbox,
+    pub routing: Routing,
+    pub delivery: Delivery,
+    pub dlt: Dlt,
+    pub secrets: Secrets,
+    pub telemetry: Telemetry,
+    pub client: Client,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Http {
+    #[serde(with = "text::address")]
+    pub listen: SocketAddr,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Database {
+    pub url: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Bus {
+    pub url: String,
+    pub topic_prefix: String,
+    pub max_channels: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Outbox {
+    #[serde(with = "text::duration")]
+    pub poll_interval: Duration,
+    pub batch_size: usize,
+    pub max_attempts: u32,
+    #[serde(with = "text::duration")]
+    pub backoff_base: Duration,
+    #[serde(with = "text::duration")]
+    pub backoff_max: Duration,
+    #[serde(with = "text::duration")]
+    pub lease: Duration,
+    #[serde(with = "text::duration")]
+    pub drain: Duration,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Routing {
+    pub default_domain: Domain,
+    pub rules: Vec<Rule>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rule {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resource_type: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub operation_type: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub event_type: Option<String>,
+    pub domain: Domain,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Delivery {
+    #[serde(with = "text::duration")]
+    pub timeout: Duration,
+    pub max_retry: u32,
+    pub concurrency: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Dlt {
+    #[serde(with = "text::duration")]
+    pub timeout: Duration,
+    #[serde(with = "text::duration")]
+    pub retry_interval: Duration,
+    pub max_retry: u32,
+    pub batch_size: usize,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Secrets {
+    pub key_file: PathBuf,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Telemetry {
+    pub log: String,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Client {
+    pub server: String,
+}
+
+impl Config {
+    /// The file behind the database's URL.
+    pub fn database_file(&self) -> PathBuf {
+        // Only a URL that the check below refuses has no file.
+        posthaste_sql::sqlite::file_of(&self.database.url).unwrap_or_default()
+    }
+
+    /// Where the key is that seals subscribers' credentials.
+    pub fn key_file(&self) -> PathBuf {
+        match self.secrets.key_file.as_os_str().is_empty() {
+            true => self.beside_database(".key"),
+            false => self.secrets.key_file.clone(),
+        }
+    }
+
+    /// The file whose lock shows that a server uses the database.
+    pub fn lock_file(&self) -> PathBuf {
+        self.beside_database(".lock")
+    }
+
+    fn beside_database(&self, ending: &str) -> PathBuf {
+        let mut name = OsString::from(self.database_file());
+        name.push(ending);
+        name.into()
+    }
+
+    /// What the hub wants to know of it.
+    pub fn settings(&self) -> Settings {
+        let Self { bus, outbox, routing, delivery, dlt, .. } = self.clone();
+        let rule = |rule: Rule| RoutingRule {
+            resource_type: rule.resource_type,
+            operation_type: rule.operation_type,
+            event_type: rule.event_type,
+            domain: Some(rule.domain),
+        };
+        Settings {
+            topic_prefix: bus.topic_prefix,
+            max_channels: bus.max_channels,
+            outbox: OutboxSettings {
+                poll_interval: outbox.poll_interval,
+                batch_size: outbox.batch_size,
+                max_attempts: outbox.max_attempts,
+                backoff_base: outbox.backoff_base,
+                backoff_max: outbox.backoff_max,
+                lease: outbox.lease,
+                drain: outbox.drain,
+            },
+            routing: RoutingSettings {
+                default_domain: routing.default_domain,
+                rules: routing.rules.into_iter().map(rule).collect(),
+            },
+            delivery: DeliverySettings {
+                timeout: delivery.timeout,
+                max_retry: delivery.max_retry,
+                concurrency: delivery.concurrency,
+            },
+            dlt: DltSettings {
+                timeout: dlt.timeout,
+                retry_interval: dlt.retry_interval,
+                max_retry: dlt.max_retry,
+                batch_size: dlt.batch_size,
+            },
+        }
+    }
+
+    /// Every key whose value cannot be used, and why.
+    fn violations(&self) -> Vec<(&'static str, String)> {
+        let mut found = Vec::new();
+        let mut refuse = |key, refused: bool, why: &str| {
+            if refused {
+                found.push((key, why.to_owned()));
+            }
+        };
+        let Self { http, database, bus, outbox, delivery, dlt, telemetry, .. } = self;
+        if !http.listen.ip().is_loopback() {
+            let why = "is not loopback: this version has no API keys yet, so anybody who reaches it could use it; \
+                       write 127.0.0.1 or [::1]";
+            refuse("http.listen", true, why);
+        }
+        if let Some(why) = refused_database(&database.url) {
+            refuse("database.url", true, &why);
+        }
+        if bus.url != "builtin" {
+            let why = match bus.url.split_once("://") {
+                Some(("kafka", _)) => "names Kafka, which is not built into this version yet: write \"builtin\"",
+                _ => "is not \"builtin\", the only event bus of this version",
+            };
+            refuse("bus.url", true, why);
+        }
+        let is_topic = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+        let prefix = &bus.topic_prefix;
+        let bad_prefix = !(1..=100).contains(&prefix.len()) || !is_topic(prefix);
+        refuse("bus.topic_prefix", bad_prefix, "is not 1 to 100 characters of A-Z a-z 0-9 . _ -");
+        refuse("bus.max_channels", bus.max_channels == 0, "is 0: at least one event type needs a topic");
+        refuse("outbox.poll_interval", outbox.poll_interval < MILLISECOND, "is shorter than 1ms");
+        refuse("outbox.batch_size", !SIZES.contains(&outbox.batch_size), "is not 1 to 10000");
+        refuse("outbox.max_attempts", outbox.max_attempts == 0, "is 0: an event needs at least one attempt");
+        refuse("outbox.backoff_base", outbox.backoff_base < MILLISECOND, "is shorter than 1ms");
+        refuse("outbox.backoff_max", outbox.backoff_max < outbox.backoff_base, "is shorter than outbox.backoff_base");
+        let short_lease = outbox.lease < Duration::from_millis(100);
+        refuse("outbox.lease", short_lease, "is shorter than 100ms: it would run out before it could be renewed");
+        refuse("delivery.timeout", !TIMEOUTS.contains(&delivery.timeout), "is not 1ms to 60s");
+        refuse("delivery.max_retry", delivery.max_retry > MAX_RETRY, "is more than 100");
+        refuse("delivery.concurrency", !SIZES.contains(&delivery.concurrency), "is not 1 to 10000");
+        refuse("dlt.timeout", !TIMEOUTS.contains(&dlt.timeout), "is not 1ms to 60s");
+        refuse("dlt.retry_interval", dlt.retry_interval < MILLISECOND, "is shorter than 1ms");
+        refuse("dlt.max_retry", dlt.max_retry > MAX_RETRY, "is more than 100");
+        refuse("dlt.batch_size", !SIZES.contains(&dlt.batch_size), "is not 1 to 10000");
+        if let Err(error) = EnvFilter::try_new(&telemetry.log) {
+            refuse("telemetry.log", true, &format!("is no log filter, such as \"info\": {error}"));
+        }
+        found
+    }
+}
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+const TIMEOUTS: std::ops::RangeInclusive<Duration> = MILLISECOND..=Duration::from_secs(60);
+const SIZES: std::ops::RangeInclusive<usize> = 1..=10_000;
+const MAX_RETRY: u32 = 100;
+
+fn refused_database(url: &str) -> Option<String> {
+    let scheme = url.split(':').next().unwrap_or_default();
+    match scheme {
+        "sqlite" if url.contains(":memory:") || url.contains("mode=memory") => {
+            Some("is in memory, where nothing survives a restart: write sqlite://FILE".to_owned())
+        }
+        "sqlite" if posthaste_sql::sqlite::file_of(url).is_some_and(|file| !file.as_os_str().is_empty()) => None,
+        "postgres" | "postgresql" | "mysql" | "mariadb" => {
+            Some(format!("names {scheme}, which is not built into this version yet: write sqlite://FILE"))
+        }
+        _ => {
+            Some("is not the address of a database: write sqlite://FILE, for example sqlite://posthaste.db".to_owned())
+        }
+    }
+}
+
+impl Default for Http {
+    fn default() -> Self {
+        Self { listen: SocketAddr::from(([127, 0, 0, 1], 8080)) }
+    }
+}
+
+impl Default for Database {
+    fn default() -> Self {
+        Self { url: "sqlite://posthaste.db".to_owned() }
+    }
+}
+
+impl Default for Telemetry {
+    fn default() -> Self {
+        Self { log: "info".to_owned() }
+    }
+}
+
+impl Default for Bus {
+    fn default() -> Self {
+        let Settings { topic_prefix, max_channels, .. } = Settings::default();
+        Self { url: "builtin".to_owned(), topic_prefix, max_channels }
+    }
+}
+
+impl Default for Outbox {
+    fn default() -> Self {
+        let OutboxSettings { poll_interval, batch_size, max_attempts, backoff_base, backoff_max, lease, drain } =
+            Settings::default().outbox;
+        Self { poll_interval, batch_size, max_attempts, backoff_base, backoff_max, lease, drain }
+    }
+}
+
+impl Default for Routing {
+    fn default() -> Self {
+        Self { default_domain: Settings::default().routing.default_domain, rules: Vec::new() }
+    }
+}
+
+impl Default for Delivery {
+    fn default() -> Self {
+        let DeliverySettings { timeout, max_retry, concurrency } = Settings::default().delivery;
+        Self { timeout, max_retry, concurrency }
+    }
+}
+
+impl Default for Dlt {
+    fn default() -> Self {
+        let DltSettings { timeout, retry_interval, max_retry, batch_size } = Settings::default().dlt;
+        Self { timeout, retry_interval, max_retry, batch_size }
+    }
+}

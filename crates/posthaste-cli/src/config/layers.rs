@@ -1,0 +1,170 @@
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use posthaste_api::suggest;
+use toml::{Table, Value};
+
+use super::Config;
+
+/// Read when no file is named, if it is there.
+const DEFAULT_FILE: &str = "posthaste.toml";
+/// What the names of our environment variables begin with; the same separates sections and keys.
+const PREFIX: &str = "POSTHASTE__";
+const SEPARATOR: &str = "__";
+
+/// Why there is no configuration to run with.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("configuration file {} cannot be read", path.display())]
+    Unreadable {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("configuration file {}: {message}", path.display())]
+    File { path: PathBuf, message: String },
+    #[error("environment variable {name}: {message}")]
+    Variable { name: String, message: String },
+    #[error("{}", .0.join("\n"))]
+    Invalid(Vec<String>),
+}
+
+/// Values on top of the defaults, later ones winning over earlier ones. Knows where each came from.
+#[derive(Default)]
+pub struct Layers {
+    values: Table,
+    origins: BTreeMap<String, String>,
+    file: Option<PathBuf>,
+}
+
+impl Layers {
+    /// The file and the environment of this process, in that order.
+    pub fn of_process(named_file: Option<&Path>) -> Result<Self, ConfigError> {
+        let mut layers = Self::default();
+        match named_file {
+            Some(path) => layers.add_file(path)?,
+            None if Path::new(DEFAULT_FILE).exists() => layers.add_file(Path::new(DEFAULT_FILE))?,
+            None => {}
+        }
+        for (name, value) in std::env::vars_os() {
+            let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else { continue };
+            let refused = |message: &str| ConfigError::Variable { name: name.to_owned(), message: message.to_owned() };
+            layers.add_variable(name, value.to_str().ok_or_else(|| refused("is not UTF-8"))?)?;
+        }
+        Ok(layers)
+    }
+
+    /// The file that was read, if any was.
+    pub fn file(&self) -> Option<&Path> {
+        self.file.as_deref()
+    }
+
+    pub fn add_file(&mut self, path: &Path) -> Result<(), ConfigError> {
+        let unreadable = |source| ConfigError::Unreadable { path: path.to_owned(), source };
+        let text = std::fs::read_to_string(path).map_err(unreadable)?;
+        let wrong = |error: toml::de::Error| ConfigError::File {
+            path: path.to_owned(),
+            message: suggest::explain(error.to_string().trim_end()),
+        };
+        // Read as what it is to be first: only then do messages show the place in the file.
+        toml::from_str::<Config>(&text).map_err(wrong)?;
+        let values: Table = text.parse().map_err(wrong)?;
+        self.merge(values, &format!("in {}", path.display()));
+        self.file = Some(path.to_owned());
+        Ok(())
+    }
+
+    /// `POSTHASTE__SECTION__KEY`.
+    pub fn add_variable(&mut self, name: &str, text: &str) -> Result<(), ConfigError> {
+        let refused = |message: String| ConfigError::Variable { name: name.to_owned(), message };
+        let key = name.strip_prefix(PREFIX).unwrap_or(name).to_lowercase();
+        let path: Vec<&str> = key.split(SEPARATOR).collect();
+        let value = typed(&path, text).map_err(refused)?;
+        let layer = nested(&path, value);
+        let checked: Result<Config, _> = Value::Table(layer.clone()).try_into();
+        checked.map_err(|error: toml::de::Error| refused(suggest::explain(error.message())))?;
+        self.merge(layer, &format!("by environment variable {name}"));
+        Ok(())
+    }
+
+    /// A flag of the command line that stands for a key.
+    pub fn add_flag(&mut self, flag: &str, key: &str, text: &str) {
+        let path: Vec<&str> = key.split('.').collect();
+        self.merge(nested(&path, Value::String(text.to_owned())), &format!("by {flag}"));
+    }
+
+    /// The configuration, if every value in it can be used.
+    pub fn config(self) -> Result<Config, ConfigError> {
+        let config: Result<Config, toml::de::Error> = Value::Table(self.values).try_into();
+        let config = config.map_err(|error| ConfigError::Invalid(vec![error.to_string().trim_end().to_owned()]))?;
+        let violations = config.violations();
+        if violations.is_empty() {
+            return Ok(config);
+        }
+        let told = violations.into_iter().map(|(key, why)| match self.origins.get(key) {
+            Some(origin) => format!("{key} (set {origin}) {why}"),
+            None => format!("{key} {why}"),
+        });
+        Err(ConfigError::Invalid(told.collect()))
+    }
+
+    fn merge(&mut self, layer: Table, origin: &str) {
+        merge(&mut self.values, layer, "", &mut |key| {
+            self.origins.insert(key, origin.to_owned());
+        });
+    }
+}
+
+fn merge(values: &mut Table, layer: Table, inside: &str, set: &mut dyn FnMut(String)) {
+    for (name, value) in layer {
+        let key = format!("{inside}{name}");
+        match (values.get_mut(&name), value) {
+            (Some(Value::Table(below)), Value::Table(above)) => merge(below, above, &format!("{key}."), set),
+            (None, Value::Table(above)) => {
+                let mut below = Table::new();
+                merge(&mut below, above, &format!("{key}."), set);
+                values.insert(name, Value::Table(below));
+            }
+            (_, value) => {
+                set(key);
+                values.insert(name, value);
+            }
+        }
+    }
+}
+
+fn nested(path: &[&str], value: Value) -> Table {
+    let value = path.iter().skip(1).rev().fold(value, |value, name| {
+        let mut table = Table::new();
+        table.insert((*name).to_owned(), value);
+        Value::Table(table)
+    });
+    let mut table = Table::new();
+    table.insert((*path.first().unwrap_or(&"")).to_owned(), value);
+    table
+}
+
+/// Variables are text; the default value says what the text stands for.
+fn typed(path: &[&str], text: &str) -> Result<Value, String> {
+    let defaults = Value::try_from(Config::default()).map_err(|error| error.to_string())?;
+    match path.iter().try_fold(&defaults, |value, name| value.get(name)) {
+        Some(Value::Integer(_)) => {
+            text.parse().map(Value::Integer).map_err(|_| format!("{text:?} is not a whole number"))
+        }
+        Some(Value::Array(_)) => {
+            let list: Result<Table, _> = format!("list = {text}").parse();
+            let list = list.ok().and_then(|mut table| table.remove("list"));
+            list.ok_or_else(|| format!("{text:?} is not a list as TOML writes it, such as [{{ key = \"value\" }}]"))
+        }
+        Some(Value::Table(section)) => {
+            let keys: Vec<_> = section.keys().map(|key| key.to_uppercase()).collect();
+            Err(format!("names a section: add one of its keys, {SEPARATOR}{}", keys.join(&format!(" or {SEPARATOR}"))))
+        }
+        // What is not known is refused when it is read as a configuration, with a suggestion.
+        _ => Ok(Value::String(text.to_owned())),
+    }
+}
+
+#[cfg(test)]
+#[path = "layers_tests.rs"]
+mod tests;

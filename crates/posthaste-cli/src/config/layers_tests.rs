@@ -1,0 +1,160 @@
+use std::time::Duration;
+
+use posthaste_api::Domain;
+
+use super::*;
+use crate::config::DEFAULT_CONFIG;
+
+fn from_file(text: &str) -> Result<Config, ConfigError> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("some.toml");
+    std::fs::write(&path, text).unwrap();
+    let mut layers = Layers::default();
+    layers.add_file(&path)?;
+    layers.config()
+}
+
+fn from_variable(name: &str, text: &str) -> Result<Config, ConfigError> {
+    let mut layers = Layers::default();
+    layers.add_variable(name, text)?;
+    layers.config()
+}
+
+fn refusal(result: Result<Config, ConfigError>) -> String {
+    result.unwrap_err().to_string()
+}
+
+/// The default file with its commented example made real.
+fn with_example() -> String {
+    let is_example = |line: &str| {
+        let line = line.strip_prefix("# ").unwrap_or_default();
+        line.starts_with("[[") || line.split_once(" = ").is_some_and(|(key, _)| !key.contains(' '))
+    };
+    let lines = DEFAULT_CONFIG.lines().map(|line| if is_example(line) { &line[2..] } else { line });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn keys(table: &Table, inside: &str, found: &mut Vec<String>) {
+    for (name, value) in table {
+        match value {
+            Value::Table(table) => keys(table, &format!("{inside}{name}."), found),
+            Value::Array(list) => {
+                for item in list.iter().filter_map(Value::as_table) {
+                    keys(item, &format!("{inside}{name}."), found);
+                }
+            }
+            _ => found.push(format!("{inside}{name}")),
+        }
+    }
+    found.sort();
+}
+
+#[test]
+fn the_default_file_is_the_built_in_default() {
+    let read: Config = toml::from_str(DEFAULT_CONFIG).unwrap();
+    assert_eq!(read, Config::default());
+    assert!(read.violations().is_empty());
+}
+
+#[test]
+fn the_default_file_names_every_key() {
+    let example: Config = toml::from_str(&with_example()).unwrap();
+    assert_eq!(example.routing.rules.len(), 1);
+    let (mut written, mut known) = (Vec::new(), Vec::new());
+    keys(&with_example().parse().unwrap(), "", &mut written);
+    keys(&Table::try_from(&example).unwrap(), "", &mut known);
+    assert_eq!(written, known);
+}
+
+#[test]
+fn later_layers_win() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("some.toml");
+    std::fs::write(&path, "[http]\nlisten = '127.0.0.1:1'\n[outbox]\nbatch_size = 7\nlease = '9s'\n").unwrap();
+    let mut layers = Layers::default();
+    layers.add_file(&path).unwrap();
+    layers.add_variable("POSTHASTE__HTTP__LISTEN", "127.0.0.1:2").unwrap();
+    layers.add_variable("POSTHASTE__OUTBOX__LEASE", "11s").unwrap();
+    layers.add_flag("--listen", "http.listen", "127.0.0.1:3");
+    let config = layers.config().unwrap();
+    assert_eq!(config.http.listen.port(), 3);
+    assert_eq!(config.outbox.lease, Duration::from_secs(11));
+    assert_eq!(config.outbox.batch_size, 7);
+    assert_eq!(config.outbox.max_attempts, 10);
+}
+
+#[test]
+fn a_missing_named_file_is_an_error() {
+    let error = Layers::default().add_file(Path::new("no/such/file.toml")).unwrap_err();
+    assert_eq!(error.to_string(), "configuration file no/such/file.toml cannot be read");
+}
+
+#[test]
+fn unknown_keys_in_a_file_are_refused_with_place_and_suggestion() {
+    let message = refusal(from_file("[outbox]\nbatch_sise = 7\n"));
+    assert!(message.contains("some.toml: ") && message.contains("line 2"), "{message}");
+    assert!(message.contains(r#"unknown field "batch_sise"; did you mean "batch_size"?"#), "{message}");
+    let message = refusal(from_file("[htpp]\n"));
+    assert!(message.contains(r#"did you mean "http"?"#), "{message}");
+}
+
+#[test]
+fn unknown_variables_are_refused_with_a_suggestion() {
+    let message = refusal(from_variable("POSTHASTE__HTTP__LISTN", "127.0.0.1:1"));
+    assert_eq!(
+        message,
+        "environment variable POSTHASTE__HTTP__LISTN: unknown field \"listn\"; did you mean \"listen\"?"
+    );
+    let message = refusal(from_variable("POSTHASTE__HTTPS__LISTEN", "127.0.0.1:1"));
+    assert!(message.ends_with("unknown field \"https\"; did you mean \"http\"?"), "{message}");
+    let message = refusal(from_variable("POSTHASTE__DLT", "1"));
+    assert!(message.contains("names a section") && message.contains("__RETRY_INTERVAL"), "{message}");
+}
+
+#[test]
+fn variables_reach_every_kind_of_value() {
+    assert_eq!(from_variable("POSTHASTE__DELIVERY__MAX_RETRY", "0").unwrap().delivery.max_retry, 0);
+    assert_eq!(from_variable("POSTHASTE__CLIENT__SERVER", "http://h:1").unwrap().client.server, "http://h:1");
+    let rules = r#"[{ event_type = "user.*", domain = "user-lifecycle" }]"#;
+    let rules = from_variable("POSTHASTE__ROUTING__RULES", rules).unwrap().routing.rules;
+    assert_eq!(rules[0].domain, Domain::UserLifecycle);
+    let message = refusal(from_variable("POSTHASTE__DELIVERY__MAX_RETRY", "many"));
+    assert!(message.ends_with("\"many\" is not a whole number"), "{message}");
+    let message = refusal(from_variable("POSTHASTE__OUTBOX__LEASE", "30"));
+    assert!(message.contains("\"30\" is not a duration: write a number with its unit"), "{message}");
+}
+
+#[test]
+fn values_that_cannot_work_are_refused_with_key_and_origin() {
+    for (text, expected) in [
+        ("[outbox]\nbatch_size = 0", "outbox.batch_size (set in "),
+        ("[outbox]\nlease = '99ms'", "is shorter than 100ms"),
+        ("[outbox]\nlease = 30", "expected a duration as text"),
+        ("[http]\nlisten = 'localhost'", "\"localhost\" is not an IP address with a port, such as 127.0.0.1:8080"),
+        ("[http]\nlisten = '0.0.0.0:8080'", "this version has no API keys yet"),
+        ("[bus]\nurl = 'kafka://broker:9092'", "names Kafka, which is not built into this version yet"),
+        ("[bus]\ntopic_prefix = 'a b'", "bus.topic_prefix"),
+        ("[database]\nurl = 'postgres://localhost/x'", "names postgres, which is not built into this version yet"),
+        ("[database]\nurl = 'sqlite::memory:'", "is in memory"),
+        ("[database]\nurl = 'posthaste.db'", "write sqlite://FILE"),
+        ("[telemetry]\nlog = 'posthaste=loud'", "telemetry.log"),
+        ("[routing]\ndefault_domain = 'organisation'", "did you mean \"organization\"?"),
+        ("[[routing.rules]]\nevent_type = 'x'", "missing field `domain`"),
+    ] {
+        let message = refusal(from_file(text));
+        assert!(message.contains(expected), "{text}: {message}");
+    }
+}
+
+#[test]
+fn all_violations_are_told_together() {
+    let message = refusal(from_file("[outbox]\nbatch_size = 0\n[delivery]\nconcurrency = 0\n"));
+    assert_eq!(message.lines().count(), 2, "{message}");
+}
+
+#[test]
+fn files_beside_the_database_have_its_name() {
+    let config = from_variable("POSTHASTE__DATABASE__URL", "sqlite:///var/lib/p/p.db").unwrap();
+    assert_eq!(config.key_file(), Path::new("/var/lib/p/p.db.key"));
+    assert_eq!(config.lock_file(), Path::new("/var/lib/p/p.db.lock"));
+}

@@ -1,0 +1,129 @@
+use std::io::{self, IsTerminal};
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use tokio::time::Instant;
+
+use super::LetterCount;
+use crate::output::say;
+
+/// How often lines are written where no bars can be drawn.
+const LINES: Duration = Duration::from_secs(1);
+
+/// How far the demo is: bars on a terminal, a line now and then elsewhere.
+pub struct Progress {
+    events: u64,
+    names: [&'static str; 3],
+    form: Form,
+}
+
+enum Form {
+    Bars { all: MultiProgress, published: ProgressBar, delivered: [ProgressBar; 3] },
+    Lines(Mutex<Lines>),
+}
+
+#[derive(Default)]
+struct Lines {
+    written: Option<Instant>,
+    last: String,
+    /// What could not be written yet because the last line is too young.
+    due: Option<String>,
+}
+
+impl Progress {
+    pub fn new(events: u64, names: [&'static str; 3]) -> Self {
+        let form = match io::stderr().is_terminal() {
+            true => bars(events, names),
+            false => Form::Lines(Mutex::default()),
+        };
+        Self { events, names, form }
+    }
+
+    /// `arrived` and `waiting`, dead letters that are not delivered yet, are by subscriber.
+    pub fn show(&self, events_published: u64, arrived: [u64; 3], waiting: [LetterCount; 3]) {
+        match &self.form {
+            Form::Bars { published, delivered, .. } => {
+                published.set_position(events_published);
+                for ((bar, arrived), waiting) in delivered.iter().zip(arrived).zip(waiting) {
+                    bar.set_position(arrived);
+                    bar.set_message(letters(waiting));
+                }
+            }
+            Form::Lines(lines) => {
+                let mut line = format!("published {events_published}/{}", self.events);
+                for ((name, arrived), waiting) in self.names.iter().zip(arrived).zip(waiting) {
+                    line += &format!(" · {name} {arrived}");
+                    if waiting.letters > 0 {
+                        line += &format!(" ({})", letters(waiting));
+                    }
+                }
+                let mut lines = lock(lines);
+                lines.due = (lines.last != line).then_some(line);
+                if lines.written.is_none_or(|written| written.elapsed() >= LINES) {
+                    lines.write_due();
+                }
+            }
+        }
+    }
+
+    /// Something that happened.
+    pub fn tell(&self, text: &str) {
+        match &self.form {
+            // Nothing is lost if the terminal has gone.
+            Form::Bars { all, .. } => drop(all.println(format!("  {text}"))),
+            Form::Lines(_) => say(text),
+        }
+    }
+
+    /// Leaves to be seen how it ended.
+    pub fn finish(&self) {
+        match &self.form {
+            Form::Bars { published, delivered, .. } => {
+                published.abandon();
+                delivered.iter().for_each(ProgressBar::abandon);
+                // The cursor is still behind the last bar.
+                say("");
+            }
+            Form::Lines(lines) => lock(lines).write_due(),
+        }
+    }
+}
+
+impl Lines {
+    fn write_due(&mut self) {
+        if let Some(line) = self.due.take() {
+            say(&line);
+            self.written = Some(Instant::now());
+            self.last = line;
+        }
+    }
+}
+
+fn lock(lines: &Mutex<Lines>) -> MutexGuard<'_, Lines> {
+    lines.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+fn bars(events: u64, names: [&'static str; 3]) -> Form {
+    let all = MultiProgress::new();
+    let add = |name: &'static str, colour: &str| {
+        let width = events.to_string().len();
+        let template = format!("  {{prefix:<10}} {{bar:40.{colour}/dim}} {{pos:>{width}}} / {events}  {{msg:.red}}");
+        // A template that cannot be read is a slip of ours; any bar is better than none.
+        let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
+        let bar = ProgressBar::new(events).with_style(style.progress_chars("━━─")).with_prefix(name);
+        all.add(bar)
+    };
+    let published = add("published", "white");
+    let [healthy, flaky, down] = names;
+    let delivered = [add(healthy, "green"), add(flaky, "yellow"), add(down, "magenta")];
+    Form::Bars { all, published, delivered }
+}
+
+fn letters(waiting: LetterCount) -> String {
+    match waiting.letters {
+        0 => String::new(),
+        1 => "1 dead letter".to_owned(),
+        _ => format!("{waiting} dead letters"),
+    }
+}

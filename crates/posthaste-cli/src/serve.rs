@@ -1,0 +1,53 @@
+use anyhow::Context;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::config::Config;
+use crate::embedded::EmbeddedServer;
+use crate::exit::Exit;
+use crate::output::say;
+use crate::telemetry;
+
+/// Runs the server until it is told to stop.
+pub async fn run(config: &Config) -> anyhow::Result<()> {
+    telemetry::start_logging(&config.telemetry.log)?;
+    let mut signals = StopSignals::listen()?;
+    let mut server = EmbeddedServer::start(config).await?;
+    let url = server.url();
+    say(format_args!("  API       {url}/api"));
+    say(format_args!("  Health    {url}/readyz"));
+    say(format_args!("  Metrics   {url}/metrics"));
+    say(format_args!("  Database  {}", config.database_file().display()));
+    let ended = tokio::select! {
+        () = signals.next() => Ok(()),
+        ended = server.ended() => ended.and_then(|()| Err(std::io::Error::other("it stopped by itself"))),
+    };
+    say("stopping: finishing what is under way; a second signal ends it at once");
+    tokio::select! {
+        stopped = server.stop() => ended.and(stopped).context("the server failed"),
+        () = signals.next() => {
+            say("stopped before everything was finished; it is continued at the next start");
+            std::process::exit(Exit::Failed as i32)
+        }
+    }
+}
+
+/// What asks a process to end: a supervisor, or a person at the terminal.
+pub struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl StopSignals {
+    /// From here on, signals are waited for and no longer end the process by themselves.
+    pub fn listen() -> anyhow::Result<Self> {
+        let listen = |kind| signal(kind).context("signals cannot be received");
+        Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    pub async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}

@@ -1,0 +1,176 @@
+use std::process::Command;
+use std::time::Duration;
+
+use axum::http::StatusCode;
+use serde_json::json;
+
+use crate::process::{Installation, items, until};
+use crate::subscriber::Subscriber;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_published_by_http_arrives_at_the_subscribers_server() {
+    let installation = Installation::new(&[]);
+    let server = installation.start().await;
+    let subscriber = Subscriber::start().await;
+    server.api.subscribe("order.placed", "billing", &subscriber.endpoint()).await;
+    let payload = "{\"a\" : 1.0,\t\"a\":2}";
+    let id = server.api.publish("order.placed", payload).await;
+    let arrivals = subscriber.wait_for(1).await;
+    assert_eq!((arrivals[0].event_id.as_str(), &arrivals[0].body[..]), (id.as_str(), payload.as_bytes()));
+
+    let trace = until("the trace shows the delivery", async || {
+        let trace = server.api.get(&format!("/api/events/{id}")).await.unwrap().json();
+        (trace["deliveries"][0]["state"] == "DONE").then_some(trace)
+    })
+    .await;
+    assert_eq!(trace["outbox"]["status"], "PROCESSED");
+    let metrics = server.api.get("/metrics").await.unwrap().text;
+    assert!(metrics.contains("posthaste_dispatch_success_total{relay=\"outbox-processor\"} 1"), "{metrics}");
+    assert_eq!(server.api.get("/healthz").await.unwrap().status, 200);
+    assert!(server.terminate().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_inserted_by_another_program_is_picked_up() {
+    let installation = Installation::new(&[]);
+    let server = installation.start().await;
+    let subscriber = Subscriber::start().await;
+    server.api.subscribe("legacy.saved", "audit", &subscriber.endpoint()).await;
+    let insert = "INSERT INTO outbox_event (event_type, payload) VALUES ('legacy.saved', '{\"from\": \"sqlite3\"}'), \
+                  ('legacy.saved', '[2]')";
+    run_sqlite3(&installation, insert);
+    let arrivals = subscriber.wait_for(2).await;
+    let mut bodies: Vec<_> = arrivals.iter().map(|arrival| String::from_utf8_lossy(&arrival.body)).collect();
+    bodies.sort();
+    assert_eq!(bodies, ["[2]", "{\"from\": \"sqlite3\"}"]);
+    assert_eq!(arrivals[0].headers["content-type"], "application/json");
+
+    // A type that can be no topic's name goes dead with its reason and stops nobody.
+    let insert = "INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('odd', 'no topic!', '1')";
+    run_sqlite3(&installation, insert);
+    until("the odd row is dead", async || {
+        let trace = server.api.get("/api/events/odd").await.unwrap().json();
+        (trace["outbox"]["exhausted"] == true).then_some(())
+    })
+    .await;
+    server.api.publish("legacy.saved", "3").await;
+    subscriber.wait_for(3).await;
+}
+
+/// SQLite's own program, which knows nothing of us. It must wait for the lock, as every writer beside a server must.
+fn run_sqlite3(installation: &Installation, statement: &str) {
+    let ran = Command::new("sqlite3")
+        .args(["-cmd", ".timeout 5000"])
+        .arg(installation.database())
+        .arg(statement)
+        .output()
+        .expect("the program sqlite3 is installed: ./test does it, or apt-get install sqlite3");
+    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_endpoint_that_was_down_gets_its_events_by_the_scheduled_retry() {
+    let installation = Installation::new(&[("DLT__RETRY_INTERVAL", "1s"), ("DLT__MAX_RETRY", "30")]);
+    let server = installation.start().await;
+    let subscriber = Subscriber::down();
+    server.api.subscribe("order.placed", "billing", &subscriber.endpoint()).await;
+    let mut published = Vec::new();
+    for number in 0..20 {
+        published.push(server.api.publish("order.placed", &number.to_string()).await);
+    }
+    let letters = until("all are dead letters", async || {
+        let page = server.api.get("/api/dlt-messages?status=ALL&size=100").await.unwrap().json();
+        (page["total"] == 20).then_some(page)
+    })
+    .await;
+    let letter = &items(&letters)[0];
+    assert_eq!((&letter["errorCode"], &letter["subscriberId"]), (&json!("503"), &json!("billing")));
+    subscriber.come_up().await;
+    subscriber.wait_for(20).await;
+    let counts = subscriber.counts();
+    assert!(published.iter().all(|id| counts[id] == 1), "each arrived once: {counts:?}");
+    until("all are processed", async || {
+        let page = server.api.get("/api/dlt-messages?status=PROCESSED").await.unwrap().json();
+        (page["total"] == 20).then_some(())
+    })
+    .await;
+    assert_eq!(server.api.get("/api/dlt-messages").await.unwrap().json()["total"], 0, "none is FAILED");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_exhausted_letter_is_replayed() {
+    let installation = Installation::new(&[("DLT__RETRY_INTERVAL", "100ms")]);
+    let server = installation.start().await;
+    let subscriber = Subscriber::start().await;
+    subscriber.answer(StatusCode::BAD_GATEWAY);
+    server.api.subscribe("order.placed", "billing", &subscriber.endpoint()).await;
+    let id = server.api.publish("order.placed", "1").await;
+    let letter = until("its retries are spent", async || {
+        let page = server.api.get(&format!("/dlt-messages?messageId={id}&sort=-retryCount")).await.unwrap().json();
+        items(&page).iter().find(|letter| letter["retryCount"] == 3).cloned()
+    })
+    .await;
+    subscriber.answer(StatusCode::OK);
+    let replay = json!({ "ids": [letter["id"]], "reason": "the gateway is back" });
+    let replayed = server.api.post("/api/replay?wait=30", replay.to_string()).await.unwrap();
+    assert_eq!(replayed.status, 200);
+    let replayed = replayed.json();
+    assert_eq!((&replayed["matched"], &replayed["results"][0]["status"]), (&json!(1), &json!("PROCESSED")));
+    let path = format!("/api/dlt-messages/{}", letter["id"].as_str().unwrap());
+    let detail = server.api.get(&path).await.unwrap().json();
+    let history = detail["history"].as_array().unwrap();
+    let triggers: Vec<_> = history.iter().map(|attempt| attempt["trigger"].as_str().unwrap()).collect();
+    assert_eq!(triggers, ["SCHEDULED", "SCHEDULED", "SCHEDULED", "REPLAY"]);
+    assert_eq!((&detail["status"], &detail["retryCount"]), (&json!("PROCESSED"), &json!(3)));
+    assert_eq!(subscriber.arrivals().last().unwrap().headers["posthaste-attempt"], "8");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_event_again_is_stored_once() {
+    let installation = Installation::new(&[]);
+    let server = installation.start().await;
+    let subscriber = Subscriber::start().await;
+    server.api.subscribe("order.placed", "billing", &subscriber.endpoint()).await;
+    let event = |payload| {
+        format!(r#"{{"eventId":"order-1","eventType":"order.placed","sourceService":"s","payload":{payload}}}"#)
+    };
+    assert_eq!(server.api.post("/api/events", event(1)).await.unwrap().status, 202);
+    assert_eq!(server.api.post("/api/events", event(1)).await.unwrap().status, 200);
+    let other = server.api.post("/api/events", event(2)).await.unwrap();
+    assert_eq!((other.status, other.code().as_str()), (409, "event_id_conflict"));
+    let keyed = r#"{"eventType":"order.placed","sourceService":"s","payload":3}"#;
+    let headers = [("content-type", "application/json"), ("idempotency-key", "order-3")];
+    assert_eq!(server.api.send("POST", "/api/events", &headers, keyed).await.unwrap().status, 202);
+    let again = server.api.send("POST", "/api/events", &headers, keyed).await.unwrap();
+    assert_eq!((again.status, &again.json()["eventId"]), (200, &json!("order-3")));
+    subscriber.wait_for(2).await;
+    assert!(server.terminate().await.success());
+    assert_eq!(subscriber.counts().len(), 2);
+    assert_eq!(subscriber.arrivals().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stop_finishes_what_is_on_the_wire_and_the_next_start_goes_on() {
+    let installation = Installation::new(&[("DELIVERY__CONCURRENCY", "4")]);
+    let server = installation.start().await;
+    let subscriber = Subscriber::start().await;
+    subscriber.answer_after(Duration::from_millis(150));
+    server.api.subscribe("order.placed", "billing", &subscriber.endpoint()).await;
+    let events: Vec<_> = (0..40)
+        .map(|number| json!({ "eventType": "order.placed", "sourceService": "s", "eventId": format!("e{number}"), "payload": number }))
+        .collect();
+    let accepted = server.api.post("/api/events/batch", json!(events).to_string()).await.unwrap();
+    assert_eq!(accepted.status, 202);
+    subscriber.wait_for(3).await;
+    let status = server.terminate().await;
+    assert!(status.success(), "{status}: {}", installation.log());
+    let before = subscriber.arrivals().len();
+    assert_eq!(subscriber.answered(), before as u64, "every request that was begun was answered");
+    assert!(before < 40, "the stop came too late to show anything");
+
+    let server = installation.start().await;
+    subscriber.wait_until("all events", |arrivals| arrivals.len() >= 40).await;
+    assert!(server.terminate().await.success());
+    let counts = subscriber.counts();
+    assert_eq!((counts.len(), subscriber.arrivals().len()), (40, 40), "a clean stop causes no duplicate");
+}

@@ -1,0 +1,8 @@
+//! The whole product as a user runs it: the real binary, real sockets, real signals.
+
+mod api;
+mod bad_input;
+mod crash;
+mod delivery;
+mod process;
+mod subscriber;

@@ -1,0 +1,118 @@
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::api::Api;
+
+/// A folder with a database, and the server that runs on it from time to time.
+pub struct Installation {
+    pub folder: TempDir,
+    address: SocketAddr,
+    settings: Vec<(String, String)>,
+}
+
+/// A running `posthaste serve`, killed when it goes out of scope.
+pub struct Server {
+    child: Child,
+    pub api: Api,
+}
+
+impl Installation {
+    /// `settings` are environment variables without their `POSTHASTE__`.
+    pub fn new(settings: &[(&str, &str)]) -> Self {
+        // The port stays the same over restarts, so that clients need not be told.
+        let probe = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = probe.local_addr().expect("an address");
+        let settings = settings.iter().map(|(key, value)| (format!("POSTHASTE__{key}"), (*value).to_owned()));
+        Self { folder: tempfile::tempdir().expect("a folder"), address, settings: settings.collect() }
+    }
+
+    pub fn database(&self) -> PathBuf {
+        self.folder.path().join("posthaste.db")
+    }
+
+    pub fn api(&self) -> Api {
+        Api::new(self.address)
+    }
+
+    /// Starts the server and waits until it is ready.
+    pub async fn start(&self) -> Server {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
+        command
+            .arg("serve")
+            .current_dir(self.folder.path())
+            .env("POSTHASTE__HTTP__LISTEN", self.address.to_string())
+            .env("POSTHASTE__TELEMETRY__LOG", "warn")
+            .envs(self.settings.iter().map(|(key, value)| (key, value)))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log_file(self.folder.path()));
+        let mut server = Server { child: command.spawn().expect("posthaste starts"), api: self.api() };
+        let end = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Some(status) = server.child.try_wait().expect("a child") {
+                panic!("the server ended with {status}: {}", self.log());
+            }
+            // Its own child answers: the port was free, and the process still runs.
+            if server.api.get("/readyz").await.is_ok_and(|answer| answer.status == 200) {
+                return server;
+            }
+            assert!(Instant::now() < end, "the server is not ready: {}", self.log());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("server.log")).unwrap_or_default()
+    }
+}
+
+fn log_file(folder: &Path) -> Stdio {
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(folder.join("server.log"));
+    file.expect("a log file").into()
+}
+
+impl Server {
+    /// As a machine that loses power would end it.
+    pub fn kill(mut self) {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("it ends");
+    }
+
+    /// As an orchestrator would end it.
+    pub async fn terminate(mut self) -> ExitStatus {
+        let pid = self.child.id().to_string();
+        let sent = Command::new("kill").args(["-TERM", &pid]).status().expect("kill runs");
+        assert!(sent.success(), "the signal is sent");
+        tokio::task::spawn_blocking(move || self.child.wait().expect("it ends")).await.expect("waited")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Ended already, or ended by a failing test.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Asks until the answer is what is waited for.
+pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(found) = look().await {
+            return found;
+        }
+        assert!(Instant::now() < end, "waited in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// The items of a list answer.
+pub fn items(answer: &Value) -> &Vec<Value> {
+    answer["items"].as_array().expect("items")
+}

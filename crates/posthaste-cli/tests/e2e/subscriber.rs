@@ -1,0 +1,127 @@
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::post;
+use tokio::sync::Notify;
+use tokio::task::JoinHandle;
+
+/// Somebody's endpoint: remembers every request, and answers as it is told.
+#[derive(Clone)]
+pub struct Subscriber(Arc<Inner>);
+
+struct Inner {
+    arrivals: Mutex<Vec<Arrival>>,
+    arrived: Notify,
+    status: Mutex<StatusCode>,
+    answers_after: AtomicU64,
+    answered: AtomicU64,
+    address: SocketAddr,
+    server: Mutex<Option<JoinHandle<()>>>,
+}
+
+#[derive(Clone)]
+pub struct Arrival {
+    pub event_id: String,
+    pub at: Instant,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+impl Subscriber {
+    /// One that listens.
+    pub async fn start() -> Self {
+        let subscriber = Self::down();
+        subscriber.come_up().await;
+        subscriber
+    }
+
+    /// One with an address at which nobody listens yet.
+    pub fn down() -> Self {
+        let probe = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
+        Self(Arc::new(Inner {
+            arrivals: Mutex::default(),
+            arrived: Notify::new(),
+            status: Mutex::new(StatusCode::OK),
+            answers_after: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
+            address: probe.local_addr().expect("an address"),
+            server: Mutex::default(),
+        }))
+    }
+
+    pub async fn come_up(&self) {
+        let listener = tokio::net::TcpListener::bind(self.0.address).await.expect("the port is still free");
+        let app = Router::new().route("/hook", post(receive)).with_state(self.clone());
+        let server = tokio::spawn(async move { axum::serve(listener, app).await.expect("it serves") });
+        *self.0.server.lock().unwrap() = Some(server);
+    }
+
+    pub fn endpoint(&self) -> String {
+        format!("http://{}/hook", self.0.address)
+    }
+
+    pub fn answer(&self, status: StatusCode) {
+        *self.0.status.lock().unwrap() = status;
+    }
+
+    pub fn answer_after(&self, wait: Duration) {
+        self.0.answers_after.store(wait.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// How many requests were answered to the end.
+    pub fn answered(&self) -> u64 {
+        self.0.answered.load(Ordering::Relaxed)
+    }
+
+    pub fn arrivals(&self) -> Vec<Arrival> {
+        self.0.arrivals.lock().unwrap().clone()
+    }
+
+    pub fn counts(&self) -> HashMap<String, usize> {
+        let mut counts = HashMap::new();
+        self.0.arrivals.lock().unwrap().iter().for_each(|arrival| {
+            *counts.entry(arrival.event_id.clone()).or_default() += 1;
+        });
+        counts
+    }
+
+    /// Waits until `enough` says so of the arrivals.
+    pub async fn wait_until(&self, what: &str, enough: impl Fn(&[Arrival]) -> bool) {
+        let waiting = async {
+            loop {
+                let arrived = self.0.arrived.notified();
+                if enough(&self.0.arrivals.lock().unwrap()) {
+                    return;
+                }
+                arrived.await;
+            }
+        };
+        let done = tokio::time::timeout(Duration::from_secs(60), waiting).await;
+        assert!(done.is_ok(), "waited in vain for {what}: {} arrived", self.arrivals().len());
+    }
+
+    pub async fn wait_for(&self, count: usize) -> Vec<Arrival> {
+        self.wait_until(&format!("{count} requests"), |arrivals| arrivals.len() >= count).await;
+        self.arrivals()
+    }
+}
+
+async fn receive(State(subscriber): State<Subscriber>, headers: HeaderMap, body: Bytes) -> StatusCode {
+    let inner = &subscriber.0;
+    let event_id = headers["webhook-id"].to_str().expect("an id is ASCII").to_owned();
+    inner.arrivals.lock().unwrap().push(Arrival { event_id, at: Instant::now(), headers, body });
+    inner.arrived.notify_waiters();
+    let wait = inner.answers_after.load(Ordering::Relaxed);
+    if wait > 0 {
+        tokio::time::sleep(Duration::from_millis(wait)).await;
+    }
+    inner.answered.fetch_add(1, Ordering::Relaxed);
+    *inner.status.lock().unwrap()
+}
