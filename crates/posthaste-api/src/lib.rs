@@ -36,5 +36,5 @@ pub use problem::{FieldError, Problem};
 pub use publish::{BatchItem, BatchOut, MAX_BATCH, PublishOut};
 pub use readable::readable;
 pub use replay::{ReplayIn, ReplayOut, ReplayResult};
-pub use subscription::{NewSubscription, PayloadType, Protocol, Subscription, SubscriptionIn, Target};
+pub use subscription::{MAX_TIMEOUT, NewSubscription, PayloadType, Protocol, Subscription, SubscriptionIn, Target};
 pub use trace::{DeliveryState, EventTrace, OutboxState, OutboxStatus, TopicPosition, TracedDelivery};

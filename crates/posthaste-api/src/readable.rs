@@ -11,7 +11,8 @@ use crate::proto::{self, EventHubEvent, OutboxEvent, event_hub_event};
 /// A delivery as JSON for people, for dead letters and for looking into topics.
 ///
 /// A JSON payload stands in `payload` with its own bytes, other text in `payloadText`, and bytes in `payloadBase64`.
-/// The sealed credentials are left out, and so are the values of the endpoint's query string, which may be tokens.
+/// The sealed credentials are left out, and so are the values of the endpoint's query string and of the subscription's own
+/// headers, which may be tokens.
 pub fn readable(delivery: &OutboxEvent) -> Box<RawValue> {
     let readable = ReadableDelivery {
         event: delivery.event.as_ref().map(ReadableEvent::of),
@@ -27,7 +28,7 @@ pub fn readable(delivery: &OutboxEvent) -> Box<RawValue> {
         domain: &delivery.domain,
         timeout: delivery.timeout.and_then(|timeout| timeout.try_into().ok()).map(format_duration),
         max_retry: delivery.max_retry,
-        headers: headers(&delivery.headers),
+        headers: Headers(delivery.headers.iter().map(|header| (header.name.clone(), "***".to_owned())).collect()),
         failure: delivery.failure.as_ref().map(|failure| ReadableFailure {
             code: &failure.code,
             message: &failure.message,

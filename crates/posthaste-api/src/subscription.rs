@@ -13,7 +13,7 @@ use crate::problem::FieldError;
 use crate::proto;
 
 /// The longest time that one attempt may take.
-const MAX_TIMEOUT: Duration = Duration::from_secs(60);
+pub const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 /// The most retries after the first attempt.
 const MAX_RETRY: u32 = 100;
 

@@ -52,6 +52,7 @@ fn delivery(payload: event_hub_event::Event) -> OutboxEvent {
             attempts: 4,
             first_failed_at: Some(timestamp(time())),
             last_failed_at: Some(timestamp(time())),
+            retry_after: Some(posthaste_api::proto::duration(std::time::Duration::from_secs(120))),
         }),
     }
 }
@@ -113,7 +114,7 @@ fn the_readable_form_shows_everything_but_secrets() {
             "subscriptionId": "sub", "subscriberId": "crm", "deliveryId": "dlv",
             "endpoint": "https://example.com/hook?token=***&v=***", "protocol": "HTTP",
             "payloadType": "PAYLOAD_TYPE_JSON", "domain": "organization", "timeout": "1s 500ms", "maxRetry": 0,
-            "headers": { "x-team": "a" },
+            "headers": { "x-team": "***" },
             "failure": {
                 "code": "503", "message": "connection refused", "cause": null, "attempts": 4,
                 "firstFailedAt": "2030-03-17T17:46:40.123456Z", "lastFailedAt": "2030-03-17T17:46:40.123456Z",

@@ -8,13 +8,14 @@ use chrono::{DateTime, Utc};
 use tokio::time::Instant;
 
 use crate::bus::{Bus, Consumer, Fetched, Poison, Position, Quarantine, Record};
-use crate::{Claim, Claimed, Disposition, Failure, Settled, Settlement, Source, StoreError, Wakeup};
+use crate::relay::LONGEST_WAIT;
+use crate::{Claim, Claimed, Disposition, Failure, FailureClass, Settled, Settlement, Source, StoreError, Wakeup};
 
 /// A bus as a [`Source`]: what a group has not acked is claimed, what is settled is acked.
 ///
-/// Retries stay in memory: the record is unacked and due again later. A record that is dead, or that would have to wait
-/// longer than memory should hold it, is published to its dead-letter topic first and acked after that publish is
-/// durable. What cannot be read is quarantined before its ack.
+/// Retries stay in memory: the record is unacked and due again later. A record that is dead, that would have to wait
+/// longer than memory should hold it, or whose attempt could not even be made, is published to its dead-letter topic first
+/// and acked after that publish is durable. What cannot be read is quarantined before its ack.
 pub struct BusSource<T> {
     group: String,
     bus: Arc<dyn Bus>,
@@ -40,6 +41,8 @@ pub struct BusSourceOptions<T> {
     pub park_after: Duration,
     /// How many records may wait for a retry before no more are fetched.
     pub max_waiting: usize,
+    /// How many bytes these may weigh.
+    pub max_waiting_bytes: usize,
 }
 
 /// A record's value, and what its delivery may cost.
@@ -74,6 +77,7 @@ impl<T> Clone for BusItem<T> {
 struct Waiting<T> {
     heap: BinaryHeap<Reverse<Due<T>>>,
     next_number: u64,
+    bytes: usize,
 }
 
 struct Due<T> {
@@ -111,7 +115,7 @@ impl<T: Send + Sync + 'static> BusSource<T> {
         quarantine: Arc<dyn Quarantine>,
         options: BusSourceOptions<T>,
     ) -> Self {
-        let waiting = Mutex::new(Waiting { heap: BinaryHeap::new(), next_number: 0 });
+        let waiting = Mutex::new(Waiting { heap: BinaryHeap::new(), next_number: 0, bytes: 0 });
         Self { group: group.into(), bus, consumer, quarantine, options, waiting, unreadable: Mutex::default() }
     }
 
@@ -136,10 +140,13 @@ impl<T: Send + Sync + 'static> BusSource<T> {
         }
     }
 
-    async fn fetch(&self, limit: usize) -> Result<Vec<Claimed<BusItem<T>>>, StoreError> {
+    /// What was fetched, and whether there may be more at once.
+    async fn fetch(&self, limit: usize) -> Result<(Vec<Claimed<BusItem<T>>>, bool), StoreError> {
         let mut items = Vec::new();
         let mut unreadable = Vec::new();
-        for record in self.consumer.fetch(limit).await? {
+        let records = self.consumer.fetch(limit).await?;
+        let full = records.len() >= limit;
+        for record in records {
             match (self.options.decode)(&record) {
                 Ok(decoded) => {
                     let bytes = record.value.len() + record.key.len();
@@ -155,7 +162,7 @@ impl<T: Send + Sync + 'static> BusSource<T> {
             }
         }
         self.lock_unreadable().extend(unreadable);
-        Ok(items)
+        Ok((items, full))
     }
 
     /// Quarantines and acks what could not be read; what that fails for is tried again with the next claim.
@@ -188,29 +195,36 @@ impl<T: Send + Sync + 'static> BusSource<T> {
         Ok(())
     }
 
-    /// Sends the spent to where an operator finds them; answers which of them are there now.
-    async fn bury(&self, spent: &[(&Claimed<BusItem<T>>, &Failure)]) -> Result<Vec<bool>, StoreError> {
+    /// Sends the spent to where an operator finds them. Either all of them are there now, or the caller must try again:
+    /// who reads them knows each by its own id, so twice is harmless.
+    async fn bury(&self, spent: &[(&Claimed<BusItem<T>>, &Failure)]) -> Result<(), StoreError> {
         if spent.is_empty() {
-            return Ok(Vec::new());
+            return Ok(());
         }
         let Some(dead_letter) = &self.options.dead_letter else {
-            let poison: Vec<_> = spent
-                .iter()
-                .map(|(claimed, failure)| Poison {
-                    record: (*claimed.item.record).clone(),
-                    reason: failure.to_string(),
-                })
-                .collect();
-            self.quarantine.quarantine(&self.group, &poison).await?;
-            return Ok(vec![true; spent.len()]);
+            let poison = |(claimed, failure): &(&Claimed<BusItem<T>>, &Failure)| Poison {
+                record: (*claimed.item.record).clone(),
+                reason: failure.to_string(),
+            };
+            let poison: Vec<_> = spent.iter().map(poison).collect();
+            return self.quarantine.quarantine(&self.group, &poison).await;
         };
-        let records =
-            spent.iter().map(|(claimed, failure)| dead_letter(&claimed.item, claimed.attempt, failure)).collect();
-        let published = self.bus.publish(records).await;
-        for error in published.iter().filter_map(|answer| answer.as_ref().err()) {
-            tracing::warn!(group = self.group, error = error.chain(), "a dead letter holds its partition");
+        let record = |(claimed, failure): &(&Claimed<BusItem<T>>, &Failure)| {
+            // An attempt that could not be made is not an attempt.
+            let made = claimed.attempt - u32::from(failure.class == FailureClass::Outage);
+            dead_letter(&claimed.item, made, failure)
+        };
+        let published = self.bus.publish(spent.iter().map(record).collect()).await;
+        match published.into_iter().find_map(Result::err) {
+            None => Ok(()),
+            Some(error) => Err(StoreError::new("publish dead letters", error.kind(), error)),
         }
-        Ok(published.iter().map(Result::is_ok).collect())
+    }
+
+    /// Whether more may be fetched beside what waits.
+    fn has_room(&self) -> bool {
+        let waiting = self.lock();
+        waiting.heap.len() < self.options.max_waiting && waiting.bytes < self.options.max_waiting_bytes
     }
 
     fn lock_unreadable(&self) -> MutexGuard<'_, Vec<Poison>> {
@@ -225,7 +239,9 @@ impl<T: Send + Sync + 'static> BusSource<T> {
 impl<T> Waiting<T> {
     fn put(&mut self, wait: Duration, claimed: Claimed<BusItem<T>>) {
         self.next_number += 1;
-        self.heap.push(Reverse(Due { at: Instant::now() + wait, number: self.next_number, claimed }));
+        self.bytes += claimed.bytes;
+        let at = Instant::now() + wait.min(LONGEST_WAIT);
+        self.heap.push(Reverse(Due { at, number: self.next_number, claimed }));
     }
 
     fn take_due(&mut self, now: Instant, limit: usize) -> Vec<Claimed<BusItem<T>>> {
@@ -233,6 +249,7 @@ impl<T> Waiting<T> {
         while due.len() < limit && self.heap.peek().is_some_and(|Reverse(next)| next.at <= now) {
             due.extend(self.heap.pop().map(|Reverse(next)| next.claimed));
         }
+        self.bytes -= due.iter().map(|claimed| claimed.bytes).sum::<usize>();
         due
     }
 }
@@ -243,16 +260,21 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
 
     async fn claim(&self, limit: usize) -> Result<Claim<Self::Item>, StoreError> {
         let mut items = self.due_again(limit).await?;
-        let waiting = self.lock().heap.len();
-        if items.len() < limit && waiting < self.options.max_waiting {
+        let mut full = false;
+        if items.len() < limit && self.has_room() {
             match self.fetch(limit - items.len()).await {
-                Ok(fetched) => items.extend(fetched),
+                Ok((fetched, is_full)) => {
+                    items.extend(fetched);
+                    full = is_full;
+                }
                 Err(error) if items.is_empty() => return Err(error),
                 Err(error) => tracing::warn!(group = self.group, error = error.chain(), "nothing fetched"),
             }
         }
         self.isolate().await;
-        let next_due = self.lock().heap.peek().map(|Reverse(next)| next.at.saturating_duration_since(Instant::now()));
+        let next = self.lock().heap.peek().map(|Reverse(next)| next.at.saturating_duration_since(Instant::now()));
+        // Unreadable records made a full fetch look short.
+        let next_due = if full { Some(Duration::ZERO) } else { next };
         Ok(Claim { items, next_due })
     }
 
@@ -264,7 +286,7 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
                 failure_to_bury(settlement.disposition, park).map(|failure| (settlement.claimed, failure))
             })
             .collect();
-        let mut buried = self.bury(&spent).await?.into_iter();
+        self.bury(&spent).await?;
         let mut acked = Vec::new();
         let mut again = Vec::new();
         let mut settled = vec![Settled::Applied; settlements.len()];
@@ -272,10 +294,7 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
             let claimed = settlement.claimed;
             match settlement.disposition {
                 Disposition::Done => acked.push(index),
-                disposition if failure_to_bury(disposition, park).is_some() => match buried.next() {
-                    Some(true) => acked.push(index),
-                    _ => again.push((Duration::from_secs(1), claimed.clone())),
-                },
+                disposition if failure_to_bury(disposition, park).is_some() => acked.push(index),
                 Disposition::Retry { after, counted, .. } => again.push((*after, next_attempt(claimed, *counted))),
                 Disposition::Dead(_) => acked.push(index),
             }
@@ -313,11 +332,12 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
     }
 }
 
-/// Dead, or to wait longer than memory should hold it.
+/// Dead; or, where there is a dead-letter topic, not to be kept in memory: because the wait is too long, or because the
+/// attempt could not be made and would circle here without ever counting.
 fn failure_to_bury(disposition: &Disposition, park_after: Option<Duration>) -> Option<&Failure> {
-    match disposition {
-        Disposition::Dead(failure) => Some(failure),
-        Disposition::Retry { after, failure: Some(failure), .. } if park_after.is_some_and(|park| *after > park) => {
+    match (disposition, park_after) {
+        (Disposition::Dead(failure), _) => Some(failure),
+        (Disposition::Retry { after, counted, failure: Some(failure) }, Some(park)) if !counted || *after > park => {
             Some(failure)
         }
         _ => None,

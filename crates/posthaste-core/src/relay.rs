@@ -29,6 +29,9 @@ use crate::{RetryPolicy, Sink, Source};
 use flow::Flow;
 pub(crate) use held::Held;
 
+/// Instants have an end: a wait beyond this is this.
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
 /// Draws a number in `[0, 1)`: chance comes in from outside, so that a simulation can repeat a run.
 pub type Jitter = Arc<dyn Fn() -> f64 + Send + Sync>;
 
@@ -106,9 +109,12 @@ impl<S: Source, K: Sink<Item = S::Item>> Relay<S, K> {
         for _ in 0..flow.options.workers.max(1) {
             workers.spawn(work(flow.clone(), self.sink.clone()));
         }
+        let no_more_outcomes = CancellationToken::new();
+        let settler = keep(flow.clone(), "settling", no_more_outcomes.clone(), settler::settle);
+        let renewer = keep(flow.clone(), "renewing", no_more_outcomes.clone(), claimer::renew);
         let mut keepers = JoinSet::new();
-        keepers.spawn(settler::settle(flow.clone()));
-        keepers.spawn(claimer::renew(flow.clone()));
+        keepers.spawn(settler);
+        keepers.spawn(renewer);
 
         claimer::claim(&flow, &stop).await;
 
@@ -121,10 +127,11 @@ impl<S: Source, K: Sink<Item = S::Item>> Relay<S, K> {
         // From here on nothing that a delivery still says is heard: it is given back instead.
         flow.close();
         workers.shutdown().await;
-        keepers.shutdown().await;
+        no_more_outcomes.cancel();
         // A fixed bound of its own: a database that hangs must not keep the process from ending.
         let last_words = async {
-            settler::flush(&flow).await;
+            // What is known is recorded, also what the settler has in its hands.
+            while keepers.join_next().await.is_some() {}
             release_rest(&flow).await;
         };
         if timeout(Duration::from_secs(5), last_words).await.is_err() {
@@ -143,6 +150,22 @@ async fn work<S: Source, K: Sink<Item = S::Item>>(flow: Arc<Flow<S>>, sink: Arc<
         if catch(sink.deliver(deliveries)).await.is_err() {
             tracing::error!(relay = flow.name, "a delivery panicked; its items count as failed");
         }
+    }
+}
+
+/// Runs a task of the relay until `end`. A panic in it is a bug of ours or of a source; the relay must outlive it.
+async fn keep<S, T>(
+    flow: Arc<Flow<S>>,
+    doing: &str,
+    end: CancellationToken,
+    task: impl Fn(Arc<Flow<S>>, CancellationToken) -> T,
+) where
+    S: Source,
+    T: Future<Output = ()>,
+{
+    while catch(task(flow.clone(), end.clone())).await.is_err() {
+        tracing::error!(relay = flow.name, doing, "a task of the relay panicked; it is started again");
+        tokio::time::sleep(Duration::from_secs(1)).await;
     }
 }
 

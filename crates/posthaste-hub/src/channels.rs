@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::bus::Bus;
-use posthaste_core::{Delivery, Failure, OnStop, Outcome, RelayOptions, RetryPolicy, Sink};
-use posthaste_sql::sqlite::{Outbox, OutboxItem};
+use posthaste_core::{Delivery, Failure, OnStop, Outcome, RelayOptions, RetryPolicy, Sink, StoreError};
+use posthaste_sql::sqlite::{Log, Outbox, OutboxItem};
 use tokio::time::sleep;
 
 use crate::envelope;
@@ -78,6 +78,19 @@ impl Channels {
         Ok(())
     }
 
+    /// Opens the channels of all types that have a topic: which of two names came first must not change with a restart.
+    pub(crate) async fn open_known(&self, log: &Log) -> Result<(), StoreError> {
+        let prefix = self.0.topics.all_events();
+        for topic in log.topics().await? {
+            if let Some(event_type) = topic.topic.strip_prefix(&prefix)
+                && let Err(error) = self.admit(event_type)
+            {
+                tracing::error!(%error, "a topic of an earlier start has no channel");
+            }
+        }
+        Ok(())
+    }
+
     fn start(&self, event_type: &str) {
         let inner = &self.0;
         let topic = inner.topics.events(event_type);
@@ -135,10 +148,15 @@ impl Channels {
     fn open_or_refuse(&self, event_type: &str) {
         let Err(error) = self.admit(event_type) else { return };
         let mut refused = self.0.refused.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if refused.len() < self.0.settings.max_channels && refused.insert(event_type.to_owned()) {
-            tracing::error!(%error, "rows of this type in the outbox go dead");
-            self.run(event_type, RefusingSink(error));
+        if refused.contains(event_type) {
+            return;
         }
+        if refused.len() >= self.0.settings.max_channels {
+            return tracing::error!(%error, "rows of this type wait in the outbox: there are too many such types");
+        }
+        tracing::error!(%error, "rows of this type in the outbox go dead");
+        refused.insert(event_type.to_owned());
+        self.run(event_type, RefusingSink(error));
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, String>> {

@@ -1,6 +1,4 @@
 use std::borrow::Cow;
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -12,64 +10,60 @@ use posthaste_core::{BusItem, Delivery, Failure, Outcome, Sink};
 use posthaste_sql::letters::Letter;
 use posthaste_webhook::{Auth, Client, Endpoint, Request};
 use prost::Message;
-use tokio::sync::Semaphore;
-use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use crate::lanes::Lanes;
 use crate::registrations::open_auth;
 use crate::secrets::{Sealer, SecretError};
 
-/// How long a delivery waits for its lane before it is spilled to the dead letters, so that it does not take the room
-/// of other subscribers.
-const LANE_PATIENCE: Duration = Duration::from_secs(2);
-/// Longer than the bus source keeps anything in memory.
-const SPILL: Duration = Duration::from_secs(60);
+/// How long a letter whose lane was full waits before it asks again.
+const LANE_PAUSE: Duration = Duration::from_secs(5);
+/// What an event's own headers may add to a request: endpoints refuse more than a few kilobytes.
+const MAX_FORWARDED: usize = 64;
+const MAX_FORWARDED_BYTES: usize = 4_096;
 
-/// Makes HTTP requests of deliveries. One lane per subscription bounds how many are under way.
+/// Makes HTTP requests of deliveries, each in the lane of its subscription.
 #[derive(Clone)]
 pub(crate) struct Postman {
     client: Client,
     sealer: Sealer,
-    concurrency: usize,
+    lanes: Lanes,
     stopping: CancellationToken,
-    lanes: Arc<Mutex<HashMap<String, Arc<Semaphore>>>>,
 }
 
 impl Postman {
-    pub(crate) fn new(client: Client, sealer: Sealer, concurrency: usize, stopping: CancellationToken) -> Self {
-        Self { client, sealer, concurrency: concurrency.max(1), stopping, lanes: Arc::default() }
+    /// `width` is how many requests to one subscription are under way at once.
+    pub(crate) fn new(client: Client, sealer: Sealer, width: usize, stopping: CancellationToken) -> Self {
+        Self { client, sealer, lanes: Lanes::new(width), stopping }
     }
 
-    /// Posts within the subscription's lane.
-    async fn post(&self, message: &OutboxEvent, attempt: u32, limit: Option<Duration>) -> Outcome {
-        let request = match self.request(message, attempt, limit) {
+    /// The same with lanes of its own, so that the old does not stand in the way of the fresh.
+    pub(crate) fn with_lanes(&self, width: usize) -> Self {
+        Self { lanes: Lanes::new(width), ..self.clone() }
+    }
+
+    async fn post(&self, message: &OutboxEvent, attempt: u32, at_least: Duration) -> Outcome {
+        let request = match self.request(message, attempt, at_least) {
             Ok(request) => request,
             Err(failure) => return Outcome::Failed(failure),
         };
-        let lane = self.lane(&message.subscription_id);
-        tokio::select! {
+        let lane = self.lanes.of(&message.subscription_id);
+        let turn = tokio::select! {
             biased;
             // A stop waits for what is on the wire and starts nothing new.
-            () = self.stopping.cancelled() => Outcome::Snoozed { wait: Duration::ZERO },
-            Ok(_permit) = lane.acquire() => self.client.post(request).await,
-            () = sleep(LANE_PATIENCE) => Outcome::Failed(
-                Failure::outage("LANE_FULL", "the endpoint is slower than its traffic; nothing was sent yet")
-                    .retry_after(SPILL),
+            () = self.stopping.cancelled() => return Outcome::Snoozed { wait: Duration::ZERO },
+            turn = lane.turn() => turn,
+        };
+        match turn {
+            Some(_turn) => self.client.post(request).await,
+            None => Outcome::Failed(
+                Failure::outage("LANE_FULL", "the endpoint is slower than its traffic; nothing was sent")
+                    .retry_after(LANE_PAUSE),
             ),
         }
     }
 
-    fn lane(&self, subscription_id: &str) -> Arc<Semaphore> {
-        let mut lanes = self.lanes.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if let Some(lane) = lanes.get(subscription_id) {
-            return lane.clone();
-        }
-        let lane = Arc::new(Semaphore::new(self.concurrency));
-        lanes.insert(subscription_id.to_owned(), lane.clone());
-        lane
-    }
-
-    fn request(&self, message: &OutboxEvent, attempt: u32, limit: Option<Duration>) -> Result<Request, Failure> {
+    fn request(&self, message: &OutboxEvent, attempt: u32, at_least: Duration) -> Result<Request, Failure> {
         let unbuildable = |message: String| Failure::permanent("unbuildable", message);
         let event = message.event.as_ref().ok_or_else(|| unbuildable("the envelope has no event".to_owned()))?;
         let endpoint = Endpoint::parse(&message.endpoint).map_err(|error| unbuildable(error.to_string()))?;
@@ -81,7 +75,7 @@ impl Postman {
             content_type: content_type(message, event),
             headers: request_headers(message, event, attempt),
             auth: self.auth(message)?,
-            timeout: limit.or(own_limit).unwrap_or(Duration::from_secs(1)),
+            timeout: own_limit.unwrap_or_default().max(at_least),
         })
     }
 
@@ -124,12 +118,16 @@ fn request_headers(message: &OutboxEvent, event: &EventHubEvent, attempt: u32) -
         ("posthaste-subscription-id".to_owned(), message.subscription_id.clone()),
         ("posthaste-attempt".to_owned(), attempt.to_string()),
     ];
-    for header in &event.headers {
-        if header.name.eq_ignore_ascii_case("traceparent") {
-            headers.push(("traceparent".to_owned(), header.value.clone()));
-        } else if is_token(&header.name) && is_field_value(&header.value) {
-            headers.push((format!("posthaste-header-{}", header.name.to_ascii_lowercase()), header.value.clone()));
-        }
+    let mut room = MAX_FORWARDED_BYTES;
+    let writable = event.headers.iter().filter(|header| is_token(&header.name) && is_field_value(&header.value));
+    for header in writable.take(MAX_FORWARDED) {
+        let name = match header.name.to_ascii_lowercase().as_str() {
+            "traceparent" => "traceparent".to_owned(),
+            name => format!("posthaste-header-{name}"),
+        };
+        let Some(left) = room.checked_sub(name.len() + header.value.len()) else { break };
+        room = left;
+        headers.push((name, header.value.clone()));
     }
     headers.extend(message.headers.iter().map(|header| (header.name.clone(), header.value.clone())));
     headers
@@ -157,14 +155,14 @@ impl Sink for FreshDeliveries {
             let postman = self.0.clone();
             tokio::spawn(async move {
                 let message = delivery.item().value.clone();
-                let outcome = postman.post(&message, delivery.attempt(), None).await;
+                let outcome = postman.post(&message, delivery.attempt(), Duration::ZERO).await;
                 delivery.report(outcome);
             });
         }
     }
 }
 
-/// The dead-letter retry's sink: scheduled and replayed letters, with a limit of their own.
+/// The dead-letter retry's sink: scheduled and replayed letters, which have at least a time of their own.
 pub(crate) struct LetterDeliveries {
     pub(crate) postman: Postman,
     pub(crate) timeout: Duration,
@@ -177,11 +175,11 @@ impl Sink for LetterDeliveries {
     async fn deliver(&self, batch: Vec<Delivery<Letter>>) {
         for delivery in batch {
             let postman = self.postman.clone();
-            let limit = self.timeout;
+            let at_least = self.timeout;
             tokio::spawn(async move {
                 let letter = delivery.item();
                 let outcome = match OutboxEvent::decode(letter.envelope.clone()) {
-                    Ok(message) => postman.post(&message, letter.attempts + 1, Some(limit)).await,
+                    Ok(message) => postman.post(&message, letter.attempts + 1, at_least).await,
                     Err(error) => Outcome::Failed(
                         Failure::permanent("undecodable", "the letter's envelope cannot be read")
                             .cause(error.to_string()),

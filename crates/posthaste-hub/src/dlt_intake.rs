@@ -11,7 +11,7 @@ use crate::envelope;
 pub(crate) struct Intake {
     pub(crate) letters: Letters,
     /// When the first scheduled retry of a new letter is due.
-    pub(crate) first_delay: Duration,
+    pub(crate) retry_interval: Duration,
 }
 
 #[async_trait]
@@ -20,7 +20,7 @@ impl Sink for Intake {
 
     async fn deliver(&self, batch: Vec<Delivery<Self::Item>>) {
         let letters =
-            batch.iter().map(|delivery| envelope::new_letter(&delivery.item().value, self.first_delay)).collect();
+            batch.iter().map(|delivery| envelope::new_letter(&delivery.item().value, self.retry_interval)).collect();
         let outcome = match self.letters.intake(letters).await {
             Ok(()) => Outcome::Delivered,
             Err(error) => Outcome::Failed(Failure::outage("store", "the letter is not filed").cause(error.chain())),

@@ -11,6 +11,7 @@ use posthaste_core::bus::{Fetched, Record, route};
 use posthaste_core::{BusItem, Decoded, Event, Failure, Payload};
 use posthaste_sql::letters::NewLetter;
 use posthaste_sql::sqlite::OutboxItem;
+use posthaste_webhook::Endpoint;
 use prost::Message;
 use uuid::Uuid;
 
@@ -130,6 +131,7 @@ pub(crate) fn dead_letter(
         attempts,
         first_failed_at: Some(proto::timestamp(item.first_failed_at.unwrap_or(now))),
         last_failed_at: Some(proto::timestamp(now)),
+        retry_after: failure.retry_after.map(proto::duration),
     });
     let domain = message.domain.parse().unwrap_or(Domain::Organization);
     Record {
@@ -141,10 +143,12 @@ pub(crate) fn dead_letter(
     }
 }
 
-/// What the dead-letter store keeps of a record of a dead-letter topic.
-pub(crate) fn new_letter(message: &OutboxEvent, first_delay: Duration) -> NewLetter {
+/// What the dead-letter store keeps of a record of a dead-letter topic. Its first retry is due after `retry_interval`, or
+/// after what the endpoint asked for.
+pub(crate) fn new_letter(message: &OutboxEvent, retry_interval: Duration) -> NewLetter {
     let event = message.event.clone().unwrap_or_default();
     let failure = message.failure.clone().unwrap_or_default();
+    let asked = failure.retry_after.and_then(|wait| Duration::try_from(wait).ok()).unwrap_or_default();
     NewLetter {
         delivery_id: message.delivery_id.clone(),
         event_id: event.event_id,
@@ -152,7 +156,8 @@ pub(crate) fn new_letter(message: &OutboxEvent, first_delay: Duration) -> NewLet
         subscriber_id: message.subscriber_id.clone(),
         event_type: event.event_type,
         domain: message.domain.clone(),
-        endpoint: message.endpoint.clone(),
+        // Without what may be a token: the envelope has the address in full.
+        endpoint: Endpoint::parse(&message.endpoint).map(|endpoint| endpoint.to_string()).unwrap_or_default(),
         envelope: Bytes::from(message.encode_to_vec()),
         readable: readable(message).get().to_owned(),
         attempts: failure.attempts,
@@ -160,7 +165,7 @@ pub(crate) fn new_letter(message: &OutboxEvent, first_delay: Duration) -> NewLet
         error_code: failure.code,
         error_cause: failure.cause,
         first_failed_at: failure.first_failed_at.as_ref().and_then(proto::datetime).unwrap_or_else(Utc::now),
-        first_delay,
+        first_delay: retry_interval.max(asked),
     }
 }
 

@@ -4,13 +4,17 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use async_trait::async_trait;
 use posthaste_api::proto::EventHubEvent;
 use posthaste_core::bus::{Bus, Record};
-use posthaste_core::{BusItem, Delivery, Failure, Outcome, Sink};
+use posthaste_core::{BusItem, Delivery, Failure, Outcome, Sink, StoreError};
 
 use crate::envelope;
 use crate::routing;
 use crate::settings::Settings;
 use crate::subscribers::{Routes, Subscribers};
 use crate::topics::TopicNames;
+
+/// How much is published at once.
+const PART: usize = 1_000;
+const PART_BYTES: usize = 8 * 1024 * 1024;
 
 /// Turns each event into one delivery per matching subscription, on the topic of its domain.
 pub(crate) struct FanOut {
@@ -51,6 +55,22 @@ impl FanOut {
         }
     }
 
+    /// In parts: a batch with many subscriptions must not become one transaction that everybody else waits for.
+    async fn publish(&self, mut records: Vec<Record>) -> Vec<Result<(), Arc<StoreError>>> {
+        let mut answers = Vec::with_capacity(records.len());
+        while !records.is_empty() {
+            let mut bytes = 0;
+            let mut fits = |record: &Record| {
+                bytes += record.value.len();
+                bytes <= PART_BYTES
+            };
+            let part = records.iter().take(PART).take_while(|record| fits(record)).count().max(1);
+            let later = records.split_off(part);
+            answers.extend(self.bus.publish(std::mem::replace(&mut records, later)).await);
+        }
+        answers
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<String, HashSet<String>>> {
         self.sent.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -73,7 +93,7 @@ impl Sink for FanOut {
             self.address(index, &delivery.item().value, &routes, &mut addressed);
         }
         let owners: Vec<_> = addressed.iter().map(|one| (one.event, one.subscription_id.clone())).collect();
-        let answers = self.bus.publish(addressed.into_iter().map(|one| one.record).collect()).await;
+        let answers = self.publish(addressed.into_iter().map(|one| one.record).collect()).await;
 
         let mut failures: HashMap<usize, Failure> = HashMap::new();
         for ((event, _), answer) in owners.iter().zip(&answers) {

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use posthaste_api::Domain;
+use posthaste_api::{Domain, MAX_TIMEOUT};
 use posthaste_core::bus::{Bus, Quarantine, Topics};
 use posthaste_core::{BusSource, BusSourceOptions, OnStop, RelayOptions, RetryPolicy, StoreError};
 use posthaste_sql::TableName;
@@ -23,8 +23,11 @@ use crate::topics::TopicNames;
 
 /// A wait longer than this is not spent in memory but among the dead letters.
 const PARK_AFTER: Duration = Duration::from_secs(2);
-/// How many records of one group may wait for a retry.
+/// What one group may hold for a retry, in records and in bytes.
 const MAX_WAITING: usize = 10_000;
+const MAX_WAITING_BYTES: usize = 64 * 1024 * 1024;
+/// A stop waits for the longest request that a subscription may ask for. One that finds nothing to wait for ends at once.
+const LONGEST_REQUEST: Duration = MAX_TIMEOUT.saturating_add(Duration::from_secs(2));
 
 /// All services of one process, running.
 pub struct Hub {
@@ -78,6 +81,7 @@ impl Hub {
         let relays = Relays::default();
         let bus: Arc<dyn Bus> = Arc::new(log.clone());
         let channels = Channels::new(outbox.clone(), bus.clone(), relays.clone(), &settings);
+        channels.open_known(&log).await?;
         relays.spawn(channels.clone().discover());
 
         let pipeline = Pipeline {
@@ -149,6 +153,7 @@ impl Pipeline {
             dead_letter: None,
             park_after: Duration::MAX,
             max_waiting: MAX_WAITING,
+            max_waiting_bytes: MAX_WAITING_BYTES,
         };
         let source = self.source("event-processor", Topics::Prefix(self.topics.all_events()), reading).await?;
         let sink = FanOut::new(self.bus.clone(), subscribers, &self.settings);
@@ -165,6 +170,7 @@ impl Pipeline {
             })),
             park_after: PARK_AFTER,
             max_waiting: MAX_WAITING,
+            max_waiting_bytes: MAX_WAITING_BYTES,
         };
         let outboxes = Domain::ALL.map(|domain| self.topics.outbox(domain).to_string());
         let source = self.source("outbox-processor", Topics::Named(outboxes.into()), reading).await?;
@@ -173,8 +179,7 @@ impl Pipeline {
             max: Duration::from_secs(1),
             max_attempts: Some(self.settings.delivery.max_retry + 1),
         };
-        let drain = self.settings.delivery.timeout + Duration::from_secs(2);
-        let options = RelayOptions { drain, ..self.pipeline_options(retry) };
+        let options = RelayOptions { drain: LONGEST_REQUEST, ..self.pipeline_options(retry) };
         self.relays.start("outbox-processor", source, FreshDeliveries(self.postman.clone()), options);
         Ok(())
     }
@@ -185,10 +190,11 @@ impl Pipeline {
             dead_letter: None,
             park_after: Duration::MAX,
             max_waiting: MAX_WAITING,
+            max_waiting_bytes: MAX_WAITING_BYTES,
         };
         let dlts = Domain::ALL.map(|domain| self.topics.dlt(domain).to_string());
         let source = self.source("dlt-intake", Topics::Named(dlts.into()), reading).await?;
-        let sink = Intake { letters: letters.clone(), first_delay: self.settings.dlt.retry_interval };
+        let sink = Intake { letters: letters.clone(), retry_interval: self.settings.dlt.retry_interval };
         self.relays.start("dlt-intake", source, sink, self.pipeline_options(RetryPolicy::forever()));
         Ok(())
     }
@@ -199,10 +205,12 @@ impl Pipeline {
         let options = RelayOptions {
             batch: dlt.batch_size,
             max_in_flight: 4 * dlt.batch_size,
-            drain: dlt.timeout + Duration::from_secs(2),
+            drain: LONGEST_REQUEST.max(dlt.timeout),
             ..self.pipeline_options(retry)
         };
-        let sink = LetterDeliveries { postman: self.postman.clone(), timeout: dlt.timeout };
+        // Letters take a quarter of the requests to an endpoint, beside the fresh events.
+        let postman = self.postman.with_lanes(self.settings.delivery.concurrency.div_ceil(4));
+        let sink = LetterDeliveries { postman, timeout: dlt.timeout };
         self.relays.start("dlt-retry", letters.clone(), sink, options);
     }
 

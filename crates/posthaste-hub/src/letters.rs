@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::Hub;
 
 /// How often a waiting caller's replay is looked at.
-const REPLAY_LOOK: Duration = Duration::from_millis(20);
+const REPLAY_LOOK: Duration = Duration::from_millis(100);
 
 impl Hub {
     /// Dead letters that fit the filter, one page of them.

@@ -11,6 +11,7 @@ mod event_processor;
 mod health;
 mod hub;
 mod ingest;
+mod lanes;
 mod letters;
 mod registrations;
 mod relays;

@@ -115,10 +115,15 @@ impl Registrations {
         expected: Option<i64>,
     ) -> Result<Versioned<posthaste_api::Subscription>, RegistrationError> {
         let before = self.registry.subscription(&id.to_string()).await?.ok_or(RegistryError::NotFound)?;
-        let old = self.opened(&before)?;
-        let auth = match &new.auth {
-            None => old,
-            Some(auth) => with_old_secret(auth.clone(), &old).map_err(RegistrationError::Invalid)?,
+        // The old secret is needed only where no new one is given: after the loss of the key, new ones can be entered.
+        let (auth, expected) = match &new.auth {
+            Some(auth) if !auth.keeps_secret() => (auth.clone(), expected),
+            Some(auth) => {
+                let auth = with_old_secret(auth.clone(), &self.opened(&before)?).map_err(RegistrationError::Invalid)?;
+                (auth, expected.or(Some(before.version)))
+            }
+            // The version that was read: somebody else may be changing the secret at this moment.
+            None => (self.opened(&before)?, expected.or(Some(before.version))),
         };
         let fields = self.stored(id, new, &auth).await?;
         self.shown(self.registry.update_subscription(&id.to_string(), fields, expected).await?).await

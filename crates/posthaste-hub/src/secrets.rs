@@ -54,9 +54,7 @@ impl Sealer {
                 let mut key = [0; KEY_LENGTH];
                 random.fill(&mut key).map_err(|_| SecretError::Random)?;
                 let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
-                let mut options = std::fs::OpenOptions::new();
-                let mut file = options.write(true).create_new(true).mode(0o600).open(path).map_err(key_file)?;
-                file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(key_file)?;
+                write_key(path, &text).map_err(key_file)?;
                 text
             }
             Err(error) => return Err(key_file(error)),
@@ -108,6 +106,19 @@ impl fmt::Debug for Sealer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sealer").finish_non_exhaustive()
     }
+}
+
+/// A key file is there as a whole or not at all: a crash in between must not leave an empty one.
+fn write_key(path: &Path, text: &str) -> std::io::Result<()> {
+    let mut new = path.as_os_str().to_owned();
+    new.push(".new");
+    let mut options = std::fs::OpenOptions::new();
+    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    std::fs::rename(&new, path)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::File::open(folder)?.sync_all()
 }
 
 fn parse_key(text: &str) -> Option<[u8; KEY_LENGTH]> {

@@ -270,6 +270,58 @@ async fn an_exhausted_letter_stays_failed_until_it_is_replayed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn credentials_that_cannot_be_opened_wait_as_dead_letters_and_stop_nobody() {
+    let folder = tempfile::tempdir().unwrap();
+    let (sealed, open_to_all) = (Subscriber::default(), Subscriber::default());
+    let hub = open(folder.path(), Settings::default()).await;
+    let token = AuthIn::HeaderToken { token: Some("t0ken".to_owned().into()) };
+    subscribe(&hub, "sealed", "sealed", &format!("http://{}/hook", sealed.start().await), Some(token)).await;
+    subscribe(&hub, "open", "open", &format!("http://{}/hook", open_to_all.start().await), None).await;
+    hub.stop().await;
+    std::fs::remove_file(folder.path().join("hub.key")).unwrap();
+
+    let hub = open(folder.path(), Settings::default()).await;
+    let id = publish(&hub, r#"{"eventType":"sealed","sourceService":"s","payload":1}"#).await;
+    publish(&hub, r#"{"eventType":"open","sourceService":"s","payload":2}"#).await;
+    open_to_all.wait_for(1).await;
+    let new = LetterFilter { status: Some(posthaste_hub::LetterStatus::New), ..LetterFilter::default() };
+    let letter = until("the letter waits", async || hub.dead_letters(&new).await.unwrap().items.pop()).await;
+    assert_eq!((letter.message_id, letter.error_code.as_deref(), letter.retry_count), (id, Some("sealed"), 0));
+    assert!(sealed.received().is_empty());
+    hub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hanging_endpoint_does_not_hold_up_its_neighbour() {
+    let mut settings = Settings::default();
+    settings.delivery.concurrency = 4;
+    let world = start(settings).await;
+    // It accepts connections and never answers.
+    let hanging = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let neighbour = Subscriber::default();
+    subscribe(&world.hub, "slow", "slow", &format!("http://{}/", hanging.local_addr().unwrap()), None).await;
+    subscribe(&world.hub, "fast", "fast", &format!("http://{}/hook", neighbour.start().await), None).await;
+    let event = |event_type: &str| {
+        let text = format!(r#"{{"eventType":"{event_type}","sourceService":"s","payload":1}}"#);
+        serde_json::from_str::<EventIn>(&text).unwrap().validate().unwrap()
+    };
+    for _ in 0..10 {
+        let burst: Vec<_> = (0..1_000).map(|_| event("slow")).collect();
+        world.hub.ingest().publish(burst, false).await.unwrap();
+    }
+    let all = LetterFilter { status: None, ..LetterFilter::default() };
+    until("the slow one spills", async || (world.hub.dead_letters(&all).await.unwrap().total > 3_000).then_some(()))
+        .await;
+    let started = tokio::time::Instant::now();
+    world.hub.ingest().publish(vec![event("fast")], false).await.unwrap();
+    neighbour.wait_for(1).await;
+    assert!(started.elapsed() < Duration::from_secs(5), "it took {:?}", started.elapsed());
+    let letter = world.hub.dead_letters(&all).await.unwrap().items.pop().unwrap();
+    assert!(["LANE_FULL", "504"].contains(&letter.error_code.as_deref().unwrap()), "{letter:?}");
+    world.hub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_was_accepted_before_a_restart_arrives_after_it() {
     let folder = tempfile::tempdir().unwrap();
     let subscriber = Subscriber::default();

@@ -220,7 +220,7 @@ impl<T: Send + Sync + 'static> Source for MemorySource<T> {
                 Disposition::Retry { after, counted, failure } => {
                     row.status = if failure.is_some() { MemoryStatus::Retry } else { MemoryStatus::New };
                     row.attempts += u32::from(*counted);
-                    row.due = now + *after;
+                    row.due = now.checked_add(*after).unwrap_or(row.due);
                     row.last_failure = failure.clone();
                 }
             }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use super::LONGEST_WAIT;
 use super::flow::Flow;
 use crate::{Settled, Signal, Source};
 
@@ -65,17 +66,21 @@ pub(super) async fn claim<S: Source>(flow: &Flow<S>, stop: &CancellationToken) {
                     probes = PROBES.iter();
                 }
             }
-            () = due(flow, asked + wait.max(Duration::from_millis(1))) => {}
+            () = due(flow, asked + wait.clamp(Duration::from_millis(1), LONGEST_WAIT)) => {}
         }
     }
 }
 
 /// Keeps the leases of what waits and of what is being delivered.
-pub(super) async fn renew<S: Source>(flow: Arc<Flow<S>>) {
+pub(super) async fn renew<S: Source>(flow: Arc<Flow<S>>, end: CancellationToken) {
     let lease = flow.source.lease();
     let mut wait = lease / 3;
     loop {
-        sleep(wait).await;
+        tokio::select! {
+            biased;
+            () = end.cancelled() => return,
+            () = sleep(wait) => {}
+        }
         wait = lease / 3;
         let before = flow.clock.now();
         let young = deadline(before, lease).saturating_sub(lease.as_micros() as u64 / 4);

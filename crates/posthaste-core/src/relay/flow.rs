@@ -6,10 +6,10 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::RelayOptions;
 use super::held::{Held, RelayClock};
 use super::meters::Meters;
 use super::queue::{Queue, Run};
+use super::{LONGEST_WAIT, RelayOptions};
 use crate::sink::Reporter;
 use crate::{Claimed, Delivery, Disposition, Outcome, Source, decide};
 
@@ -215,7 +215,7 @@ impl<S: Source> Flow<S> {
 
     /// Something will be due again after `wait`.
     pub(super) fn expect_due(&self, wait: Duration) {
-        let due = Instant::now() + wait;
+        let due = Instant::now() + wait.min(LONGEST_WAIT);
         let mut next = self.next_due.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if next.is_none_or(|next| due < next) {
             *next = Some(due);

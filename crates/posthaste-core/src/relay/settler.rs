@@ -3,20 +3,26 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout_at};
+use tokio_util::sync::CancellationToken;
 
 use super::flow::{Flow, Pile};
 use crate::{Disposition, Settlement, Source, StoreError};
 
-/// Records outcomes in groups until aborted.
-pub(super) async fn settle<S: Source>(flow: Arc<Flow<S>>) {
-    loop {
-        gather(&flow).await;
+/// Records outcomes in groups, and at the `end` what is left.
+pub(super) async fn settle<S: Source>(flow: Arc<Flow<S>>, end: CancellationToken) {
+    while !end.is_cancelled() {
+        tokio::select! {
+            biased;
+            () = end.cancelled() => {}
+            () = gather(&flow) => {}
+        }
         flush(&flow).await;
     }
+    flush(&flow).await;
 }
 
 /// Records everything on the pile; returns when it is empty.
-pub(super) async fn flush<S: Source>(flow: &Flow<S>) {
+async fn flush<S: Source>(flow: &Flow<S>) {
     loop {
         let pile = flow.take_pile();
         if pile.is_empty() {
