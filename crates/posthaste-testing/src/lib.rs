@@ -5,8 +5,10 @@
 pub mod bus_laws;
 mod memory;
 mod memory_bus;
+mod memory_sink;
 pub mod simulation;
 pub mod source_laws;
 
 pub use memory::{MemoryItem, MemoryRow, MemorySource, MemoryStatus, MemoryStore};
 pub use memory_bus::MemoryBus;
+pub use memory_sink::MemorySink;

@@ -1,0 +1,156 @@
+//! What a bus adds to a relay: retries in memory, dead letters before the ack, unreadable records aside.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use posthaste_core::bus::{Bus, Consumer, Record, Topics, route};
+use posthaste_core::{
+    BusItem, BusSource, BusSourceOptions, Decoded, Failure, FaultKind, Outcome, Relay, RelayOptions, RetryPolicy,
+    StoreError,
+};
+use posthaste_testing::{MemoryBus, MemorySink};
+use tokio_util::sync::CancellationToken;
+
+type Sink = MemorySink<BusItem<String>>;
+
+/// A bus that refuses the first few dead letters.
+struct Refusing {
+    bus: MemoryBus,
+    refusals: AtomicUsize,
+}
+
+#[async_trait]
+impl Bus for Refusing {
+    async fn publish(&self, records: Vec<Record>) -> Vec<Result<(), Arc<StoreError>>> {
+        let refuse = self.refusals.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        match refuse {
+            Ok(_) => {
+                let full = || StoreError::new("publish", FaultKind::Passing, std::io::Error::other("full"));
+                records.iter().map(|_| Err(Arc::new(full()))).collect()
+            }
+            Err(_) => self.bus.publish(records).await,
+        }
+    }
+
+    async fn subscribe(&self, group: &str, topics: Topics) -> Result<Box<dyn Consumer>, StoreError> {
+        self.bus.subscribe(group, topics).await
+    }
+}
+
+struct World {
+    bus: MemoryBus,
+    stop: CancellationToken,
+    relay: tokio::task::JoinHandle<()>,
+}
+
+impl World {
+    /// Publishes `values` and relays them to `sink`, with a dead-letter topic that refuses at first.
+    async fn start(values: &[&[u8]], sink: &Sink, refusals: usize) -> Self {
+        let bus = MemoryBus::new(1, Duration::from_secs(30));
+        publish(&bus, values).await;
+        let refusing = Arc::new(Refusing { bus: bus.clone(), refusals: AtomicUsize::new(refusals) });
+        let consumer = bus.subscribe("group", Topics::Named(vec!["in".to_owned()])).await.unwrap();
+        let options = BusSourceOptions {
+            decode: Box::new(|record| {
+                let text = String::from_utf8(record.value.to_vec()).map_err(|error| error.to_string())?;
+                Ok(Decoded { value: text, budget: None })
+            }),
+            dead_letter: Some(Box::new(|item: &BusItem<String>, attempts, failure| Record {
+                topic: "dead".into(),
+                route: 0,
+                key: String::new(),
+                value: Bytes::from(format!("{} {attempts} {}", item.value, failure.code)),
+                headers: Vec::new(),
+            })),
+            park_after: Duration::from_secs(2),
+            max_waiting: 1_000,
+            max_waiting_bytes: 1_000_000,
+        };
+        let source = BusSource::new("group", refusing, consumer, Arc::new(bus.clone()), options);
+        let relay = RelayOptions {
+            retry: RetryPolicy::Fixed { interval: Duration::from_millis(100), max_attempts: Some(3) },
+            poll_interval: Duration::from_millis(500),
+            ..RelayOptions::default()
+        };
+        let stop = CancellationToken::new();
+        let relay = Relay::new("test", Arc::new(source), Arc::new(sink.clone()), relay);
+        Self { bus, relay: tokio::spawn(relay.run(stop.clone())), stop }
+    }
+
+    async fn dead(&self, count: usize) -> Vec<String> {
+        loop {
+            let dead = self.bus.records("dead");
+            if dead.len() >= count {
+                return dead.iter().map(|record| String::from_utf8_lossy(&record.value).into_owned()).collect();
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    /// Stops, and answers how many records the group has not acked.
+    async fn stop(self) -> usize {
+        self.stop.cancel();
+        self.relay.await.unwrap();
+        let next = self.bus.subscribe("group", Topics::Named(vec!["in".to_owned()])).await.unwrap();
+        next.fetch(1_000).await.unwrap().len()
+    }
+}
+
+async fn publish(bus: &MemoryBus, values: &[&[u8]]) {
+    let record = |value: &&[u8]| Record {
+        topic: "in".into(),
+        route: route(&["one"]),
+        key: String::new(),
+        value: Bytes::copy_from_slice(value),
+        headers: Vec::new(),
+    };
+    assert!(bus.publish(values.iter().map(record).collect()).await.iter().all(Result::is_ok));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_spent_record_is_a_dead_letter_before_it_is_acked_and_is_not_tried_again_meanwhile() {
+    let sink = Sink::answering(|item, _| {
+        let bad = *item.value == "bad";
+        async move {
+            match bad {
+                true => Outcome::Failed(Failure::transient("503", "down")),
+                false => Outcome::Delivered,
+            }
+        }
+    });
+    let world = World::start(&[b"bad", b"good"], &sink, 5).await;
+    assert_eq!(world.dead(1).await, ["bad 3 503"]);
+    assert_eq!(world.stop().await, 0, "both are acked");
+    assert_eq!(sink.started().len(), 4, "three attempts and one, however often its burial failed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_wait_and_an_attempt_that_was_not_made_are_spent_among_the_dead_letters() {
+    let sink = Sink::answering(|item, _| {
+        let failure = match item.value.as_str() {
+            "later" => Failure::transient("429", "slow down").retry_after(Duration::from_secs(60)),
+            _ => Failure::outage("sealed", "no key"),
+        };
+        async move { Outcome::Failed(failure) }
+    });
+    let world = World::start(&[b"later", b"sealed"], &sink, 0).await;
+    let mut dead = world.dead(2).await;
+    dead.sort();
+    assert_eq!(dead, ["later 1 429", "sealed 0 sealed"], "an attempt that was not made is not counted");
+    assert_eq!(world.stop().await, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_unreadable_record_is_set_aside_and_stops_nobody() {
+    let sink = Sink::accepting();
+    let world = World::start(&[b"one", &[0xff, 0xfe], b"two"], &sink, 0).await;
+    sink.wait_for_delivered(2).await;
+    let bus = world.bus.clone();
+    assert_eq!(world.stop().await, 0);
+    let quarantined = bus.quarantined();
+    assert_eq!(quarantined.len(), 1);
+    assert!(format!("{quarantined:?}").contains("utf-8"), "{quarantined:?}");
+}
