@@ -3,9 +3,9 @@ use posthaste_core::StoreError;
 use crate::Hub;
 
 impl Hub {
-    /// Whether the database answers.
+    /// Whether the database can be written to.
     pub async fn check_database(&self) -> Result<(), StoreError> {
-        self.registrations().check().await
+        self.database.check().await
     }
 
     /// Sets the gauges that are read from the database: how much waits, and how many letters there are.

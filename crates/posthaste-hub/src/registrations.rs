@@ -54,11 +54,6 @@ impl Registrations {
         Self { registry, sealer }
     }
 
-    /// Whether the registry answers.
-    pub(crate) async fn check(&self) -> Result<(), StoreError> {
-        self.registry.version().await.map(|_| ())
-    }
-
     pub async fn create_definition(
         &self,
         key: EventKey,

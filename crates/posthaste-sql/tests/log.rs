@@ -268,6 +268,39 @@ async fn the_log_tells_where_an_event_is_and_who_has_done_it() {
 }
 
 #[tokio::test]
+async fn an_event_with_very_many_records_shows_its_oldest_ones() {
+    let file = File::new(1, LONG);
+    let log = file.open().await;
+    let _groups = (join(&log, "a").await, log.subscribe("other", Topics::Prefix("a".to_owned())).await.unwrap());
+    publish(&log, (0..250).map(|_| record("a", 7))).await;
+    let entries = log.records_of("key 7").await.unwrap();
+    let offsets: Vec<i64> = entries.iter().map(|entry| entry.offset).collect();
+    assert_eq!(offsets, (0..200).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn leases_that_are_young_are_renewed_without_a_write() {
+    let file = File::new(2, LONG);
+    let database = file.database().await;
+    let log = Log::new(database.clone(), file.options.clone());
+    publish(&log, (0..4).map(|number| record("orders", number))).await;
+    let consumer = join(&log, "orders").await;
+    let fetched = consumer.fetch(10).await.unwrap();
+    const MARK: &str = "UPDATE log_group SET leased_until = 7";
+    database.write("mark the leases", |connection| Box::pin(sqlx::query(MARK).execute(connection))).await.unwrap();
+    let mut positions: Vec<Position> = fetched.iter().map(|fetched| fetched.position.clone()).collect();
+    positions[1].generation -= 1;
+    let renewed = consumer.renew(&positions.iter().collect::<Vec<_>>()).await.unwrap();
+    use Settled::{Applied, LostLease};
+    assert_eq!(renewed, [Applied, LostLease, Applied, Applied]);
+    let untouched: i64 = sqlx::query_scalar("SELECT count(*) FROM log_group WHERE leased_until = 7")
+        .fetch_one(database.readers())
+        .await
+        .unwrap();
+    assert_eq!(untouched, 2);
+}
+
+#[tokio::test]
 async fn a_group_starts_at_the_earliest_record_that_retention_left() {
     let file = File::new(1, LONG);
     let database = file.database().await;

@@ -26,6 +26,11 @@ async fn what_is_published_by_http_arrives_at_the_subscribers_server() {
     assert_eq!(trace["outbox"]["status"], "PROCESSED");
     let metrics = server.api.get("/metrics").await.unwrap().text;
     assert!(metrics.contains("posthaste_dispatch_success_total{relay=\"outbox-processor\"} 1"), "{metrics}");
+    let documented = include_str!("../../../../docs/metrics.md");
+    for line in metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let name = line.split(' ').next().unwrap();
+        assert!(documented.contains(&format!("`{name}`")), "docs/metrics.md does not know {name}");
+    }
     assert_eq!(server.api.get("/healthz").await.unwrap().status, 200);
     assert!(server.terminate().await.success());
 }

@@ -12,15 +12,21 @@ use super::migrations;
 use super::writer::Writer;
 use crate::TableName;
 
-/// One SQLite file: a few connections that read, and one that writes for everybody.
+/// One SQLite file: a few connections that read for the pipeline, two for what people ask, and one that writes for
+/// everybody.
 ///
 /// SQLite has one writer at a time anyway; giving it a queue turns waiting for the lock into batching, and every
 /// commit that is being synced into time in which the next group gathers.
 #[derive(Clone)]
 pub struct Database {
     readers: SqlitePool,
+    operators: SqlitePool,
     writer: Writer,
 }
+
+/// How many connections read for the pipeline, and how many for people.
+const READERS: u32 = 4;
+const OPERATORS: u32 = 2;
 
 /// Why a database cannot be used, and what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -72,13 +78,11 @@ impl Database {
         let path = options.get_filename().to_owned();
         let unreachable = |source| OpenError::Unreachable { path: path.clone(), source };
         let writer = Writer::start(&options).await.map_err(unreachable)?;
-        let readers = SqlitePoolOptions::new()
-            .max_connections(4)
-            .test_before_acquire(false)
-            .connect_with(options.read_only(true))
-            .await
-            .map_err(unreachable)?;
-        Ok(Self { readers, writer })
+        let options = options.read_only(true);
+        let pool = |size| SqlitePoolOptions::new().max_connections(size).test_before_acquire(false);
+        let readers = pool(READERS).connect_with(options.clone()).await.map_err(unreachable)?;
+        let operators = pool(OPERATORS).connect_with(options).await.map_err(unreachable)?;
+        Ok(Self { readers, operators, writer })
     }
 
     /// Where the schema of the hub stands, without changing it.
@@ -115,9 +119,20 @@ impl Database {
         })
     }
 
-    /// Connections that see the last commit and cannot write.
+    /// Connections that see the last commit and cannot write, for what keeps events moving.
     pub fn readers(&self) -> &SqlitePool {
         &self.readers
+    }
+
+    /// As [`readers`](Self::readers), for what people ask: their slow questions wait for each other and never keep a
+    /// claim from a connection.
+    pub fn operators(&self) -> &SqlitePool {
+        &self.operators
+    }
+
+    /// Whether something could be written now: the writer answers, and the file's lock can be had.
+    pub async fn check(&self) -> Result<(), StoreError> {
+        self.write("reach the database", |_| Box::pin(async { Ok(()) })).await
     }
 
     /// Runs `job` in a transaction that other jobs share, and answers after its commit.
@@ -136,6 +151,7 @@ impl Database {
     pub async fn close(&self) {
         // The writer last: only a connection that may write can fold the log into the file.
         self.readers.close().await;
+        self.operators.close().await;
         self.writer.close().await;
     }
 }

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -9,11 +9,13 @@ use serde::Serialize;
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
+use self::in_flight::InFlight;
 use self::settling::Change;
 use super::clock::{NOW_MS, millis, span, time};
 use super::database::Database;
 use crate::letters::{Letter, NewLetter, Trigger};
 
+mod in_flight;
 mod queries;
 mod settling;
 
@@ -22,7 +24,8 @@ const CHUNK: usize = 64;
 
 /// The dead letters: a source of those that are to be tried again, and what operators ask about them.
 ///
-/// Each letter is leased on its own row, because any number of processes may retry.
+/// Each letter is leased on its own row, because any number of processes may retry. What this one has in flight it also
+/// knows without the rows: their leases go by the wall clock, which may be set.
 #[derive(Clone)]
 pub struct Letters(Arc<Shared>);
 
@@ -31,6 +34,9 @@ struct Shared {
     lease: Duration,
     owner: String,
     claims: AtomicU64,
+    in_flight: InFlight,
+    /// One claim at a time: between a claim's look at what is in flight and its adding to it, nobody else may claim.
+    claiming: tokio::sync::Mutex<()>,
     wakeup: Wakeup,
 }
 
@@ -38,8 +44,15 @@ impl Letters {
     /// A new owner of claims on the dead letters of this database.
     pub fn new(database: Database, lease: Duration) -> Self {
         let owner = uuid::Uuid::now_v7().to_string();
-        let (claims, wakeup) = (AtomicU64::new(0), Wakeup::default());
-        Self(Arc::new(Shared { database, lease, owner, claims, wakeup }))
+        Self(Arc::new(Shared {
+            database,
+            lease,
+            owner,
+            claims: AtomicU64::new(0),
+            in_flight: InFlight::default(),
+            claiming: tokio::sync::Mutex::default(),
+            wakeup: Wakeup::default(),
+        }))
     }
 
     /// Keeps letters, each delivery once, and schedules their first retries. Durable when it returns.
@@ -104,14 +117,19 @@ impl Source for Letters {
     type Item = Letter;
 
     async fn claim(&self, limit: usize) -> Result<Claim<Letter>, StoreError> {
+        let _one_at_a_time = self.0.claiming.lock().await;
+        let started = Instant::now();
+        let left_out = Arc::new(self.0.in_flight.ids(started));
         // Unique per claim, not only per process: a claim that expired and was made again fences its elder.
         let lock = format!("{}:{}", self.0.owner, self.0.claims.fetch_add(1, Ordering::Relaxed));
         let lease = millis(self.0.lease);
         let claim = self.0.database.write("claim dead letters", move |connection| {
-            let lock = lock.clone();
-            Box::pin(async move { claim(connection, lock, lease, limit).await })
+            let (lock, left_out) = (lock.clone(), left_out.clone());
+            Box::pin(async move { claim(connection, lock, lease, &left_out, limit).await })
         });
-        claim.await
+        let claim = claim.await?;
+        self.0.in_flight.add(claim.items.iter().map(|claimed| &claimed.item), started + self.0.lease);
+        Ok(claim)
     }
 
     async fn settle(&self, settlements: &[Settlement<'_, Letter>]) -> Result<Vec<Settled>, StoreError> {
@@ -120,12 +138,15 @@ impl Source for Letters {
             let changes = changes.clone();
             Box::pin(async move { settling::record(connection, &changes).await })
         });
-        settle.await
+        let settled = settle.await?;
+        self.0.in_flight.remove(settlements.iter().map(|settlement| &settlement.claimed.item));
+        Ok(settled)
     }
 
     async fn renew(&self, held: &[&Claimed<Letter>]) -> Result<Vec<Settled>, StoreError> {
-        let held = Arc::new(Held::of(held));
-        let lease = millis(self.0.lease);
+        let claimed = held;
+        let held = Arc::new(Held::of(claimed));
+        let (started, lease) = (Instant::now(), millis(self.0.lease));
         let renew = self.0.database.write("renew the leases of dead letters", move |connection| {
             let held = held.clone();
             Box::pin(async move {
@@ -138,14 +159,22 @@ impl Source for Letters {
                 let query = sqlx::query(AssertSqlSafe(sql)).bind(json(&*held)?).bind(lease);
                 let rows = query.fetch_all(connection).await?;
                 let renewed = rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<String>, _>>()?;
-                Ok(held.iter().map(|held| settled(renewed.contains(&held.id))).collect())
+                Ok(held.iter().map(|held| settled(renewed.contains(&held.id))).collect::<Vec<_>>())
             })
         });
-        renew.await
+        let renewed = renew.await?;
+        for (claimed, renewed) in claimed.iter().zip(&renewed) {
+            match renewed {
+                Settled::Applied => self.0.in_flight.extend(&claimed.item, started + self.0.lease),
+                Settled::LostLease => self.0.in_flight.remove([&claimed.item]),
+            }
+        }
+        Ok(renewed)
     }
 
     async fn release(&self, held: &[&Claimed<Letter>]) -> Result<(), StoreError> {
-        let held = Arc::new(Held::of(held));
+        let claimed = held;
+        let held = Arc::new(Held::of(claimed));
         let release = self.0.database.write("release dead letters", move |connection| {
             let held = held.clone();
             Box::pin(async move {
@@ -155,7 +184,9 @@ impl Source for Letters {
                 sqlx::query(release).bind(json(&*held)?).execute(connection).await.map(|_| ())
             })
         });
-        release.await
+        release.await?;
+        self.0.in_flight.remove(claimed.iter().map(|claimed| &claimed.item));
+        Ok(())
     }
 
     async fn close(&self) -> Result<(), StoreError> {
@@ -169,7 +200,9 @@ impl Source for Letters {
                 sqlx::query(release).bind(owner).execute(connection).await.map(|_| ())
             })
         });
-        close.await
+        close.await?;
+        self.0.in_flight.clear();
+        Ok(())
     }
 
     fn lease(&self) -> Duration {
@@ -185,29 +218,29 @@ async fn claim(
     connection: &mut SqliteConnection,
     lock: String,
     lease: i64,
+    left_out: &[String],
     limit: usize,
 ) -> Result<Claim<Letter>, sqlx::Error> {
+    let free =
+        format!("(locked_until IS NULL OR locked_until <= {NOW_MS}) AND id NOT IN (SELECT value FROM json_each(?1))");
     let take = format!(
-        "UPDATE dlt_event SET locked_by = ?1, locked_until = {NOW_MS} + ?2
-         WHERE id IN (SELECT id FROM dlt_event
-                      WHERE due <= {NOW_MS} AND (locked_until IS NULL OR locked_until <= {NOW_MS})
-                      ORDER BY due, id LIMIT ?3)
+        "UPDATE dlt_event SET locked_by = ?2, locked_until = {NOW_MS} + ?3
+         WHERE id IN (SELECT id FROM dlt_event WHERE due <= {NOW_MS} AND {free} ORDER BY due, id LIMIT ?4)
          RETURNING id, event_id, subscription_id, subscriber_id, event_type, domain, endpoint, envelope, attempts,
              retry_count, first_failed_at, replay_at IS NOT NULL, replay_id, due"
     );
     let limit_bound = i64::try_from(limit).unwrap_or(i64::MAX);
-    let query = sqlx::query(AssertSqlSafe(take)).bind(lock.clone()).bind(lease).bind(limit_bound);
-    let rows = query.fetch_all(&mut *connection).await?;
+    let left_out = json(&left_out)?;
+    let query = sqlx::query(AssertSqlSafe(take)).bind(left_out.clone()).bind(lock.clone()).bind(lease);
+    let rows = query.bind(limit_bound).fetch_all(&mut *connection).await?;
     let mut claimed = rows.iter().map(|row| read(row, &lock)).collect::<Result<Vec<_>, _>>()?;
     // An UPDATE returns its rows in no order of ours.
     claimed.sort_by(|(due, a), (other_due, b)| (due, &a.item.id).cmp(&(other_due, &b.item.id)));
     let mut next_due = None;
     if claimed.len() < limit {
-        let next = format!(
-            "SELECT due - {NOW_MS} FROM dlt_event
-             WHERE due IS NOT NULL AND (locked_until IS NULL OR locked_until <= {NOW_MS}) ORDER BY due, id LIMIT 1"
-        );
-        let row = sqlx::query(AssertSqlSafe(next)).fetch_optional(connection).await?;
+        let next =
+            format!("SELECT due - {NOW_MS} FROM dlt_event WHERE due IS NOT NULL AND {free} ORDER BY due, id LIMIT 1");
+        let row = sqlx::query(AssertSqlSafe(next)).bind(left_out).fetch_optional(connection).await?;
         next_due = row.map(|row| row.try_get(0)).transpose()?.map(span);
     }
     Ok(Claim { items: claimed.into_iter().map(|(_, claimed)| claimed).collect(), next_due })

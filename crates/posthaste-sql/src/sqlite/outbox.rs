@@ -8,6 +8,7 @@ use posthaste_core::StoreError;
 use sqlx::{AssertSqlSafe, Row};
 
 use self::lane::Lane;
+use self::nameless::Nameless;
 use self::ownership::Ownership;
 use super::clock::{NOW_MS, NOW_TEXT};
 use super::database::{Database, OpenError, store_error};
@@ -15,6 +16,7 @@ use crate::TableName;
 
 mod doors;
 mod lane;
+mod nameless;
 mod ownership;
 #[cfg(test)]
 mod plans;
@@ -164,6 +166,8 @@ impl Outbox {
     }
 
     /// Event types with something due, to find channels that nobody opened yet and rows that others inserted.
+    ///
+    /// Rows whose type is no text in UTF-8 go dead on the way: no channel could ever claim them.
     pub async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
         // A loose index scan: one seek per type, however many rows each has.
         let sql = self.sql(
@@ -174,20 +178,31 @@ impl Outbox {
                          WHERE status IN (0, 2) AND event_type > kind.event_type)
                  FROM kind WHERE kind.event_type IS NOT NULL
              )
-             SELECT event_type FROM kind WHERE event_type IS NOT NULL AND EXISTS (
+             SELECT typeof(event_type) = 'text', CAST(event_type AS BLOB) FROM kind WHERE event_type IS NOT NULL AND EXISTS (
                  SELECT 1 FROM {table} INDEXED BY {table}_pending_of_type
                  WHERE status IN (0, 2) AND event_type = kind.event_type AND due <= {now_ms})",
         );
         let failed = |error| store_error("list the pending event types of the outbox", error);
         let rows = sqlx::query(sql).fetch_all(self.0.database.readers()).await.map_err(failed)?;
-        rows.iter().map(|row| row.try_get(0).map_err(failed)).collect()
+        let (mut types, mut nameless) = (Vec::with_capacity(rows.len()), Vec::new());
+        for row in &rows {
+            let (is_text, bytes) = (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
+            match std::str::from_utf8(bytes) {
+                Ok(event_type) if is_text => types.push(event_type.to_owned()),
+                _ => nameless.push(Nameless { is_text, bytes: bytes.to_vec() }),
+            }
+        }
+        if !nameless.is_empty() {
+            self.bury_nameless(nameless).await;
+        }
+        Ok(types)
     }
 
     /// The row of one event, wherever it stands.
     pub async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
         let failed = |error| store_error("find an event in the outbox", error);
         let sql = AssertSqlSafe(rows::find(&self.0.table));
-        let row = sqlx::query(sql).bind(event_id).fetch_optional(self.0.database.readers()).await.map_err(failed)?;
+        let row = sqlx::query(sql).bind(event_id).fetch_optional(self.0.database.operators()).await.map_err(failed)?;
         row.map(|row| OutboxRow::read(&row).map_err(failed)).transpose()
     }
 

@@ -127,9 +127,9 @@ async fn page<T>(
     push_conditions(&mut items);
     items.push(" ORDER BY id LIMIT ").push_bind(request.size);
     items.push(" OFFSET ").push_bind(i64::from(request.page) * i64::from(request.size));
-    let rows = items.build().fetch_all(database.readers()).await?;
+    let rows = items.build().fetch_all(database.operators()).await?;
     let mut total = QueryBuilder::<Sqlite>::new(format!("SELECT count(*) FROM {from}"));
     push_conditions(&mut total);
-    let total: i64 = total.build_query_scalar().fetch_one(database.readers()).await?;
+    let total: i64 = total.build_query_scalar().fetch_one(database.operators()).await?;
     Ok(Page { items: rows.iter().map(read).collect::<Result<_, _>>()?, total: total as u64 })
 }

@@ -1,3 +1,7 @@
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
@@ -123,31 +127,35 @@ async fn write_group(connection: &mut SqliteConnection, mut group: Vec<Box<dyn J
         return;
     }
     if let Err(error) = begin(connection).await {
-        let text = error.to_string();
-        for job in group {
-            job.answer(Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::WouldBlock, text.clone()))));
-        }
-        return;
+        return refuse(group, &error);
     }
     match run_and_commit(connection, &mut group).await {
         Ok(()) => group.into_iter().for_each(|job| job.answer(Ok(()))),
         Err(error) if group.len() == 1 => group.remove(0).answer(Err(error)),
-        Err(_) => {
-            for job in group {
-                write_alone(connection, job).await;
-            }
-        }
+        Err(_) => write_one_by_one(connection, group).await,
     }
 }
 
-async fn write_alone(connection: &mut SqliteConnection, job: Box<dyn Job>) {
-    let mut alone = [job];
-    let committed = match begin(connection).await {
-        Ok(()) => run_and_commit(connection, &mut alone).await,
-        Err(error) => Err(error),
-    };
-    let [job] = alone;
-    job.answer(committed);
+async fn write_one_by_one(connection: &mut SqliteConnection, group: Vec<Box<dyn Job>>) {
+    let mut group = group.into_iter();
+    while let Some(job) = group.next() {
+        if let Err(error) = begin(connection).await {
+            // Who could not have the lock for one job would wait as long for each of the others.
+            return refuse([job].into_iter().chain(group), &error);
+        }
+        let mut alone = [job];
+        let committed = run_and_commit(connection, &mut alone).await;
+        let [job] = alone;
+        job.answer(committed);
+    }
+}
+
+/// Answers all jobs with the one reason for which none of them was begun.
+fn refuse(group: impl IntoIterator<Item = Box<dyn Job>>, reason: &sqlx::Error) {
+    let reason = reason.to_string();
+    for job in group {
+        job.answer(Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::WouldBlock, reason.clone()))));
+    }
 }
 
 /// IMMEDIATE takes the lock now, where waiting for another process is allowed, and not at the first write.
@@ -166,7 +174,110 @@ async fn run_and_commit(connection: &mut SqliteConnection, group: &mut [Box<dyn 
 
 async fn run_all(connection: &mut SqliteConnection, group: &mut [Box<dyn Job>]) -> Result<(), sqlx::Error> {
     for job in group {
-        job.run(connection).await?;
+        // A job is somebody else's code, and this task is everybody's only way to the file. What a panic leaves
+        // half-done is in the transaction, which the caller rolls back, and in the job, which is only answered then.
+        match AssertUnwindSafe(job.run(connection)).catch_unwind().await {
+            Ok(done) => done?,
+            Err(panic) => return Err(sqlx::Error::Protocol(format!("the write panicked: {}", message(&*panic)))),
+        }
     }
     sqlx::query("COMMIT").execute(connection).await.map(|_| ())
+}
+
+fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use futures_util::future::join_all;
+    use tempfile::TempDir;
+    use tokio::sync::Mutex;
+
+    use super::*;
+
+    async fn start() -> (TempDir, SqliteConnectOptions, Writer) {
+        let folder = tempfile::tempdir().unwrap();
+        let options = SqliteConnectOptions::new().filename(folder.path().join("test.db")).create_if_missing(true);
+        let options = options.busy_timeout(Duration::from_millis(50));
+        let writer = Writer::start(&options).await.unwrap();
+        writer.write(|connection| Box::pin(run(connection, "CREATE TABLE t (n)"))).await.unwrap();
+        (folder, options, writer)
+    }
+
+    async fn run(connection: &mut SqliteConnection, sql: &'static str) -> Result<(), sqlx::Error> {
+        sqlx::query(sql).execute(connection).await.map(|_| ())
+    }
+
+    async fn count(writer: &Writer) -> i64 {
+        const COUNT: &str = "SELECT count(*) FROM t";
+        writer.write(|connection| Box::pin(sqlx::query_scalar(COUNT).fetch_one(connection))).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_job_that_panics_fails_alone() {
+        let (_folder, _, writer) = start().await;
+        // Joined on one thread, so all are queued before the first is looked at: one group.
+        let answers = join_all((0..5).map(|number| {
+            writer.write(move |connection| {
+                Box::pin(async move {
+                    run(connection, "INSERT INTO t VALUES (1)").await?;
+                    assert!(number != 2, "job {number} is broken");
+                    Ok(number)
+                })
+            })
+        }));
+        for (number, answer) in answers.await.into_iter().enumerate() {
+            match answer {
+                Ok(value) => assert_eq!(value, number),
+                Err(error) => assert!(number == 2 && error.to_string().ends_with("job 2 is broken"), "{error}"),
+            }
+        }
+        assert_eq!(count(&writer).await, 4, "what it did is undone");
+        let before_it_waits = writer.write::<(), _>(|_| panic!("at once"));
+        assert!(before_it_waits.await.unwrap_err().to_string().ends_with("at once"));
+        assert_eq!(count(&writer).await, 4, "the writer lives");
+    }
+
+    #[tokio::test]
+    async fn who_cannot_have_the_lock_waits_for_it_once_and_not_once_per_job() {
+        let (_folder, options, writer) = start().await;
+        let (other, runs) = (Arc::new(Mutex::new(None)), Arc::new(AtomicUsize::new(0)));
+        let jobs = (0..4).map(|number| {
+            let (other, runs, options) = (other.clone(), runs.clone(), options.clone());
+            let taker = other.clone();
+            let write = writer.write(move |connection| {
+                let (taker, runs, options) = (taker.clone(), runs.clone(), options.clone());
+                Box::pin(async move {
+                    runs.fetch_add(1, Ordering::Relaxed);
+                    if number == 3 {
+                        // Another process takes the lock when the group has failed and before it is repeated.
+                        run(connection, "ROLLBACK").await?;
+                        let mut thief = options.connect().await?;
+                        begin(&mut thief).await?;
+                        *taker.lock().await = Some(thief);
+                        return Err(sqlx::Error::RowNotFound);
+                    }
+                    run(connection, "INSERT INTO t VALUES (1)").await
+                })
+            });
+            async move {
+                let answer = write.await;
+                // The first answer frees the lock: a second try for it would succeed.
+                if let Some(thief) = other.lock().await.take() {
+                    thief.close().await.unwrap();
+                }
+                answer
+            }
+        });
+        let answers = join_all(jobs).await;
+        assert!(answers.iter().all(|answer| matches!(answer, Err(sqlx::Error::Io(_)))), "{answers:?}");
+        assert_eq!(runs.load(Ordering::Relaxed), 4, "each ran in the group and not again");
+        assert_eq!(count(&writer).await, 0);
+    }
 }

@@ -153,6 +153,34 @@ async fn the_locks_of_a_process_go_with_it() {
 }
 
 #[tokio::test]
+async fn what_is_in_flight_here_is_not_claimed_again_whatever_its_lock_says() {
+    let file = File::new();
+    let (database, here) = letters(&file).await;
+    // As a clock that is put forward by more than a lease does.
+    let void = || execute(&database, "UPDATE dlt_event SET locked_until = 0");
+    here.intake(vec![letter("1"), letter("2")]).await.unwrap();
+    let held = here.claim(10).await.unwrap().items;
+    void().await;
+    let again = here.claim(10).await.unwrap();
+    assert!(again.items.is_empty() && again.next_due.is_none(), "both are being delivered: {again:?}");
+    assert_eq!(settle(&here, &held[0], retry(Duration::ZERO, true)).await, Settled::Applied);
+    here.release(&[&held[1]]).await.unwrap();
+    let mut held = here.claim(10).await.unwrap().items;
+    assert_eq!(held.len(), 2, "settled and released are free");
+
+    // Another process takes one of them; who is told so holds it no longer.
+    execute(&database, "UPDATE dlt_event SET locked_by = NULL, locked_until = NULL").await;
+    assert!(here.claim(10).await.unwrap().items.is_empty());
+    let lost = held.remove(0);
+    assert_eq!(here.renew(&[&lost]).await.unwrap(), [Settled::LostLease]);
+    assert_eq!(one(&here).await.item.id, lost.item.id);
+    assert_eq!(settle(&here, &lost, Disposition::Done).await, Settled::LostLease, "an elder claim");
+    assert!(here.claim(10).await.unwrap().items.is_empty(), "frees nothing of the younger");
+    here.close().await.unwrap();
+    assert_eq!(here.claim(10).await.unwrap().items.len(), 2);
+}
+
+#[tokio::test]
 async fn lists_are_filtered_sorted_and_paged() {
     let file = File::new();
     let (database, letters) = letters(&file).await;

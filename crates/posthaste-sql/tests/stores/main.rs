@@ -1,5 +1,6 @@
 //! The stores of posthaste-sql on SQLite, each test on a file of its own.
 
+mod database;
 mod letters;
 mod migrations;
 mod outbox;

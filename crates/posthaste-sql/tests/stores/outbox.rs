@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use posthaste_core::{Disposition, Event, Failure, Settled, Source};
 use posthaste_sql::TableName;
-use posthaste_sql::sqlite::{Outbox, OutboxError, OutboxStatus, Reader};
+use posthaste_sql::sqlite::{Ingested, Outbox, OutboxError, OutboxStatus, Reader};
 
-use crate::support::{File, LEASE, event, execute, settle};
+use crate::support::{File, LEASE, event, execute, settle, try_execute};
 
 #[tokio::test]
 async fn a_table_has_one_kind_of_reader() {
@@ -122,6 +122,62 @@ async fn what_cannot_be_read_goes_dead_and_stops_nobody() {
         assert!(reason.starts_with("undecodable: "), "{reason}");
     }
     assert_eq!(source.claim(4).await.unwrap().next_due, None);
+}
+
+#[tokio::test]
+async fn an_event_type_that_is_no_text_goes_dead_and_hides_no_other() {
+    let file = File::new();
+    let (owner, second) = (file.outbox(Reader::Channels, LEASE).await, file.outbox(Reader::Channels, LEASE).await);
+    let database = file.open().await;
+    let blob = "INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('blob', x'61', '{}')";
+    assert!(try_execute(&database, blob).await.is_err(), "the table refuses what is no text");
+    // A program may have the checks off, and none sees whether a text is UTF-8.
+    execute(
+        &database,
+        "PRAGMA ignore_check_constraints = ON;
+         INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('blob', x'61', '{}');
+         PRAGMA ignore_check_constraints = OFF;
+         INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('first', CAST(x'ff41' AS TEXT), '{}');
+         INSERT INTO outbox_event (event_id, event_type, payload, status) VALUES ('retry', CAST(x'ff41' AS TEXT), '{}', 2);
+         INSERT INTO outbox_event (event_id, event_type, payload, status) VALUES ('done', CAST(x'ff41' AS TEXT), '{}', 1);
+         INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('good', 'a', '{}');
+         INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('good2', 'z', '{}')",
+    )
+    .await;
+    assert!(owner.channel_source("other").claim(1).await.unwrap().items.is_empty());
+    assert_eq!(second.pending_types().await.unwrap(), ["a", "z"]);
+    assert_eq!(owner.find("first").await.unwrap().unwrap().status, OutboxStatus::New, "the owner's to bury");
+    for _ in 0..2 {
+        assert_eq!(owner.pending_types().await.unwrap(), ["a", "z"]);
+    }
+    for id in ["blob", "first", "retry"] {
+        let row = owner.find(id).await.unwrap().unwrap();
+        assert_eq!((row.status, row.attempts, row.done_at.is_some()), (OutboxStatus::Dead, 0, true), "{id}");
+        assert_eq!(row.last_error.as_deref(), Some("undecodable: event_type is not text in UTF-8"));
+    }
+    assert_eq!(owner.find("done").await.unwrap().unwrap().status, OutboxStatus::Done);
+    let ingested = owner.ingest(vec![event("first", "a", "{}"), event("new", "a", "{}")]).await.unwrap();
+    assert_eq!(ingested, [Ingested::Conflict, Ingested::Stored]);
+    assert_eq!(owner.channel_source("a").claim(10).await.unwrap().items.len(), 2, "not the one of the same bytes");
+}
+
+#[tokio::test]
+async fn a_claim_takes_sixteen_mebibytes_and_says_that_there_is_more() {
+    let file = File::new();
+    let (database, outbox) = file.dispatcher().await;
+    execute(
+        &database,
+        "INSERT INTO outbox_event (event_id, event_type, payload_bytes) VALUES ('huge', 't', zeroblob(20000000));
+         WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 20)
+         INSERT INTO outbox_event (event_type, payload_bytes) SELECT 't', zeroblob(1048576) FROM n",
+    )
+    .await;
+    let source = outbox.dispatcher_source();
+    for (items, next_due) in [(0, Some(Duration::ZERO)), (16, Some(Duration::ZERO)), (4, None)] {
+        let claim = source.claim(100).await.unwrap();
+        assert_eq!((claim.items.len(), claim.next_due), (items, next_due));
+    }
+    assert_eq!(outbox.find("huge").await.unwrap().unwrap().status, OutboxStatus::Dead);
 }
 
 #[tokio::test]

@@ -12,20 +12,23 @@ CREATE TABLE log_partition (
     UNIQUE (topic, partition)
 );
 
--- Stored in the order of reading: a fetch is a range scan of this table, with no second look-up per record.
+-- A table with rowids, appended to at its end. As WITHOUT ROWID it would be one index less, but such a table keeps no
+-- more than a quarter of a page of a row beside its key, and the usual value would have its rest on a page of its own.
 CREATE TABLE log_record (
     partition_id INTEGER NOT NULL REFERENCES log_partition (id),
     "offset"     INTEGER NOT NULL,
-    -- The event id.
-    key          TEXT NOT NULL,
-    value        BLOB NOT NULL,
-    -- A JSON array of [name, value] pairs; NULL where there are none.
-    headers      TEXT,
     -- Milliseconds since 1970 of the database's clock. Shown beside an event, and what retention goes by.
     created_at   INTEGER NOT NULL DEFAULT (CAST(unixepoch('subsec') * 1000 AS INTEGER)),
-    PRIMARY KEY (partition_id, "offset")
-) WITHOUT ROWID;
+    -- The event id.
+    key          TEXT NOT NULL,
+    -- A JSON array of [name, value] pairs; NULL where there are none.
+    headers      TEXT,
+    -- Last, so that nothing else of a record lies behind the pages of a large one.
+    value        BLOB NOT NULL
+);
 
+-- A fetch: a range of one partition, in order. Also what keeps an offset from being given twice.
+CREATE UNIQUE INDEX log_record_place ON log_record (partition_id, "offset");
 -- "Where did this event go": all records of an event id.
 CREATE INDEX log_record_key ON log_record (key);
 

@@ -4,7 +4,8 @@ CREATE TABLE {table} (
     -- Insertion order. Wall clocks do not order events. AUTOINCREMENT: a number is never used again after a purge.
     seq            INTEGER PRIMARY KEY AUTOINCREMENT,
     event_id       TEXT NOT NULL DEFAULT (lower(hex(randomblob(16)))) UNIQUE CHECK (length(event_id) BETWEEN 1 AND 128),
-    event_type     TEXT NOT NULL CHECK (event_type <> ''),
+    -- A BLOB would equal no text: no channel could ever claim its row.
+    event_type     TEXT NOT NULL CHECK (event_type <> '') CHECK (typeof(event_type) = 'text'),
     aggregate_type TEXT NOT NULL DEFAULT '__GLOBAL__',
     aggregate_id   TEXT,
     tenant_id      TEXT,

@@ -25,18 +25,18 @@ impl Letters {
     /// One page of the letters that meet the filter.
     pub async fn list(&self, filter: &LetterFilter) -> Result<LetterPage, StoreError> {
         let failed = |error| store_error("list dead letters", error);
-        let readers = self.0.database.readers();
+        let operators = self.0.database.operators();
         let mut page = QueryBuilder::<Sqlite>::new(format!("SELECT {COLUMNS} FROM dlt_event"));
         push_conditions(&mut page, filter);
         page.push(order(filter)).push(" LIMIT ").push_bind(filter.size);
         page.push(" OFFSET ").push_bind(i64::from(filter.page) * i64::from(filter.size));
-        let rows = page.build().fetch_all(readers).await.map_err(failed)?;
+        let rows = page.build().fetch_all(operators).await.map_err(failed)?;
         let items = rows.iter().map(read).collect::<Result<Vec<_>, _>>().map_err(failed)?;
 
         let mut count = QueryBuilder::<Sqlite>::new("SELECT count(*) FROM (SELECT 1 FROM dlt_event");
         push_conditions(&mut count, filter);
         count.push(" LIMIT ").push_bind(COUNTED + 1).push(")");
-        let counted: i64 = count.build_query_scalar().fetch_one(readers).await.map_err(failed)?;
+        let counted: i64 = count.build_query_scalar().fetch_one(operators).await.map_err(failed)?;
         Ok(LetterPage { items, total: counted.min(COUNTED) as u64, total_is_lower_bound: counted > COUNTED })
     }
 
@@ -46,12 +46,12 @@ impl Letters {
             "SELECT error_code, error_message, error_cause, process_date, trigger, replay_id, duration_ms
              FROM retry_history WHERE letter_id = ? ORDER BY id";
         let failed = |error| store_error("read a dead letter", error);
-        let readers = self.0.database.readers();
+        let operators = self.0.database.operators();
         let sql = AssertSqlSafe(format!("SELECT {COLUMNS}, envelope, readable FROM dlt_event WHERE id = ?"));
-        let Some(row) = sqlx::query(sql).bind(id).fetch_optional(readers).await.map_err(failed)? else {
+        let Some(row) = sqlx::query(sql).bind(id).fetch_optional(operators).await.map_err(failed)? else {
             return Ok(None);
         };
-        let history = sqlx::query(HISTORY).bind(id).fetch_all(readers).await.map_err(failed)?;
+        let history = sqlx::query(HISTORY).bind(id).fetch_all(operators).await.map_err(failed)?;
         let detail = || {
             Ok(LetterDetail {
                 letter: read(&row)?,
@@ -67,7 +67,7 @@ impl Letters {
     pub async fn of_event(&self, event_id: &str) -> Result<Vec<LetterRow>, StoreError> {
         let failed = |error| store_error("read the dead letters of an event", error);
         let sql = AssertSqlSafe(format!("SELECT {COLUMNS} FROM dlt_event WHERE event_id = ? ORDER BY created_at, id"));
-        let rows = sqlx::query(sql).bind(event_id).fetch_all(self.0.database.readers()).await.map_err(failed)?;
+        let rows = sqlx::query(sql).bind(event_id).fetch_all(self.0.database.operators()).await.map_err(failed)?;
         rows.iter().map(read).collect::<Result<_, _>>().map_err(failed)
     }
 
@@ -103,7 +103,7 @@ impl Letters {
                  AND id = (SELECT max(id) FROM retry_history WHERE replay_id = ?1 AND letter_id = answer.letter_id)
                  AND NOT EXISTS (SELECT 1 FROM dlt_event WHERE id = answer.letter_id AND replay_id = ?1)";
         let failed = |error| store_error("read the results of a replay", error);
-        let rows = sqlx::query(RESULTS).bind(replay_id).fetch_all(self.0.database.readers()).await.map_err(failed)?;
+        let rows = sqlx::query(RESULTS).bind(replay_id).fetch_all(self.0.database.operators()).await.map_err(failed)?;
         let mut answer = ReplayResults { pending: 0, results: Vec::new() };
         for row in &rows {
             if row.try_get(2).map_err(failed)? {
@@ -121,7 +121,7 @@ impl Letters {
     pub async fn depth_by_status(&self) -> Result<Vec<(LetterStatus, u64)>, StoreError> {
         let failed = |error| store_error("count the dead letters", error);
         let sql = "SELECT status, count(*) FROM dlt_event GROUP BY status";
-        let rows = sqlx::query(sql).fetch_all(self.0.database.readers()).await.map_err(failed)?;
+        let rows = sqlx::query(sql).fetch_all(self.0.database.operators()).await.map_err(failed)?;
         let depth = |row: &SqliteRow| Ok((LetterStatus::of_code(row.try_get(0)?), row.try_get::<i64, _>(1)? as u64));
         rows.iter().map(depth).collect::<Result<_, _>>().map_err(failed)
     }

@@ -21,11 +21,12 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 const MAX_FETCH_BYTES: usize = 16 << 20;
 
 /// A range scan per partition, one after the other as the list has them. CROSS JOIN fixes that order; offsets ascend
-/// because that is how the table is stored. So nothing is sorted and the limit ends the reading.
+/// because that is how the index has them, which is named so that statistics cannot choose another way. So nothing is
+/// sorted and the limit ends the reading.
 const FETCH: &str = "
     SELECT record.partition_id, record.\"offset\", record.key, record.value, record.headers
     FROM json_each(?1) AS wanted
-    CROSS JOIN log_record AS record
+    CROSS JOIN log_record AS record INDEXED BY log_record_place
        ON record.partition_id = wanted.value ->> 0 AND record.\"offset\" >= wanted.value ->> 1
     LIMIT ?2";
 
@@ -57,6 +58,13 @@ struct Membership {
     closed: bool,
 }
 
+impl Membership {
+    /// Whether so much of the leases has passed that less is left than [`Consumer::lease`] promises.
+    fn is_aged(&self, full_lease: Duration) -> bool {
+        self.renewed_at.is_none_or(|at| at.elapsed() >= full_lease / 10)
+    }
+}
+
 impl GroupConsumer {
     pub(super) async fn join(log: Log, subscription: Arc<Subscription>) -> Result<Self, StoreError> {
         let owner = uuid::Uuid::now_v7().to_string();
@@ -83,8 +91,7 @@ impl GroupConsumer {
     /// Makes sure that every lease has most of its time before it, and that what is free is ours.
     async fn keep_leases(&self, membership: &mut Membership) -> Result<(), StoreError> {
         let changed = self.subscription.partitions_changed.swap(false, Ordering::AcqRel);
-        let aged = membership.renewed_at.is_none_or(|at| at.elapsed() >= self.full_lease() / 10);
-        let mut take = changed || aged;
+        let mut take = changed || membership.is_aged(self.full_lease());
         if !take && membership.looked_at.elapsed() >= LOOK_INTERVAL {
             take = self.leases.any_free().await?;
             membership.looked_at = Instant::now();
@@ -215,7 +222,8 @@ impl Consumer for GroupConsumer {
 
     async fn renew(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
         let mut membership = self.membership.lock().await;
-        if !membership.closed {
+        // It is called with every claim that has due retries: young leases are not worth a row per partition each time.
+        if !membership.closed && membership.is_aged(self.full_lease()) {
             self.take_partitions(&mut membership).await?;
         }
         let holdings = lock(&self.holdings);
@@ -233,7 +241,7 @@ impl Consumer for GroupConsumer {
     }
 
     fn lease(&self) -> Duration {
-        // Leases are started anew when a tenth of their time has passed: this much is left of each at any fetch.
+        // Leases are started anew when a tenth of their time has passed: this much is left of each at any fetch or renewal.
         self.full_lease() * 9 / 10
     }
 
@@ -268,7 +276,7 @@ mod tests {
         let plan = plan_of(FETCH).await;
         assert_eq!(plan.len(), 2, "{plan:?}");
         assert!(plan[0].starts_with("SCAN wanted VIRTUAL TABLE"), "{plan:?}");
-        assert_eq!(plan[1], "SEARCH record USING PRIMARY KEY (partition_id=? AND offset>?)");
+        assert_eq!(plan[1], "SEARCH record USING INDEX log_record_place (partition_id=? AND offset>?)");
     }
 
     #[tokio::test]

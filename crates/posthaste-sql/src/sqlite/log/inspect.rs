@@ -43,12 +43,16 @@ type EntryRow = (String, u32, i64, Vec<u8>, i64, Option<String>, Option<i64>, Op
 /// Topic, partition and next offset, with one group that reads it and its watermark.
 type TopicRow = (String, u32, i64, Option<String>, Option<i64>);
 
+/// How many records of one event are shown: each comes with its value, which may be a mebibyte.
+const SHOWN_RECORDS: u32 = 200;
+
+/// The records are chosen before their values are read and before the groups multiply the rows.
 const RECORDS_OF_KEY: &str = "
     SELECT topic, partition, \"offset\", value, created_at, group_name, watermark, completed
     FROM log_record
     JOIN log_partition ON log_partition.id = log_record.partition_id
     LEFT JOIN log_group ON log_group.partition_id = log_record.partition_id
-    WHERE log_record.key = ?1
+    WHERE log_record.rowid IN (SELECT rowid FROM log_record WHERE key = ?1 ORDER BY created_at, rowid LIMIT ?2)
     ORDER BY created_at, topic, partition, \"offset\", group_name";
 
 const TOPICS: &str = "
@@ -57,12 +61,14 @@ const TOPICS: &str = "
     ORDER BY topic, partition, group_name";
 
 impl Log {
-    /// All records of this key that retention has not removed, oldest first.
+    /// The records of this key that retention has not removed, oldest first. Only the oldest 200 are shown: an event
+    /// that was copied more often shows how it began, and not its newest copies.
     pub async fn records_of(&self, key: &str) -> Result<Vec<LogEntry>, StoreError> {
         const DOING: &str = "find the records of an event";
         let rows: Vec<EntryRow> = sqlx::query_as(RECORDS_OF_KEY)
             .bind(key)
-            .fetch_all(self.0.database.readers())
+            .bind(SHOWN_RECORDS)
+            .fetch_all(self.0.database.operators())
             .await
             .map_err(|error| store_error(DOING, error))?;
         let mut entries: Vec<LogEntry> = Vec::new();
@@ -86,7 +92,7 @@ impl Log {
     /// Every partition of every topic, by name and number.
     pub async fn topics(&self) -> Result<Vec<TopicState>, StoreError> {
         let rows: Vec<TopicRow> = sqlx::query_as(TOPICS)
-            .fetch_all(self.0.database.readers())
+            .fetch_all(self.0.database.operators())
             .await
             .map_err(|error| store_error("list topics", error))?;
         let mut topics: Vec<TopicState> = Vec::new();
@@ -104,7 +110,7 @@ impl Log {
     /// How many records are in quarantine, of all groups.
     pub async fn quarantined_count(&self) -> Result<u64, StoreError> {
         let count: i64 = sqlx::query_scalar("SELECT count(*) FROM quarantined_record")
-            .fetch_one(self.0.database.readers())
+            .fetch_one(self.0.database.operators())
             .await
             .map_err(|error| store_error("count quarantined records", error))?;
         Ok(count.unsigned_abs())

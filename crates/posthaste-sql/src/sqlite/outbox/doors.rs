@@ -113,7 +113,8 @@ async fn store_batch(
 
 /// What makes two events with one id the same.
 struct Identity {
-    event_type: String,
+    /// As bytes: a foreign row's may be no UTF-8, which is no reason to refuse the whole batch.
+    event_type: Vec<u8>,
     payload: Vec<u8>,
 }
 
@@ -127,7 +128,7 @@ async fn read_back(
     }
     let ids: Vec<&str> = events.iter().map(|event| event.id()).collect();
     let ids = serde_json::to_string(&ids).map_err(|error| sqlx::Error::Encode(error.into()))?;
-    let sql = "SELECT event_id, event_type, coalesce(payload_bytes, CAST(payload AS BLOB))
+    let sql = "SELECT event_id, CAST(event_type AS BLOB), coalesce(payload_bytes, CAST(payload AS BLOB))
                FROM {table} WHERE event_id IN (SELECT value FROM json_each(?))";
     let rows = sqlx::query(AssertSqlSafe(fill(sql, table))).bind(ids).fetch_all(connection).await?;
     let identity =
@@ -142,7 +143,7 @@ fn judge(batch: &[Arc<Event>], known: &HashMap<String, Identity>) -> Vec<Ingeste
     for event in batch {
         let (event_type, payload) = (event.event_type(), event.payload().as_bytes());
         let is_same = match (known.get(event.id()), firsts.get(event.id())) {
-            (Some(row), _) => Some(row.event_type == event_type && row.payload == payload),
+            (Some(row), _) => Some(row.event_type == event_type.as_bytes() && row.payload == payload),
             (None, Some(first)) => Some(first.event_type() == event_type && first.payload().as_bytes() == payload),
             (None, None) => None,
         };

@@ -2,6 +2,7 @@
 
 use sqlx::{AssertSqlSafe, Row};
 
+use super::nameless::BURY;
 use super::settling::{CHANGE, DONE, FENCE};
 use super::{fill, rows};
 use crate::TableName;
@@ -50,6 +51,16 @@ async fn a_claim_reads_its_index_in_order_and_nothing_else() {
         );
         assert!(!plan.contains("ORDER BY"), "sorts: {plan}");
     }
+    database.close().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_named_is_found_by_its_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = filled(&folder).await;
+    let plan = plan(&database, fill(BURY, &TableName::default())).await;
+    assert!(plan.contains("SEARCH outbox_event USING INTEGER PRIMARY KEY"), "{plan}");
+    assert!(plan.contains("outbox_event_pending_of_type (event_type=?)"), "{plan}");
     database.close().await;
 }
 

@@ -38,7 +38,8 @@ pub(super) fn pending(table: &TableName, of_one_type: bool) -> String {
     let (index, of_type) = reading(of_one_type);
     fill(
         &format!(
-            "SELECT {EVENT_COLUMNS}, seq, attempts FROM {{table}} INDEXED BY {index}
+            "SELECT {EVENT_COLUMNS}, seq, attempts, coalesce(octet_length(payload), octet_length(payload_bytes))
+             FROM {{table}} INDEXED BY {index}
              WHERE status IN (0, 2) {of_type} AND due <= {{now_ms}} AND seq NOT IN (SELECT value FROM json_each(?1))
              ORDER BY due, seq LIMIT ?2"
         ),
@@ -73,6 +74,8 @@ pub(super) struct Pending {
     pub(super) created_at: DateTime<Utc>,
     /// How often it was tried, and what it is; or why that cannot be told.
     pub(super) event: Result<(u32, Event), String>,
+    /// What its payload takes in memory, also when it is no event.
+    pub(super) payload_bytes: usize,
 }
 
 impl Pending {
@@ -82,7 +85,8 @@ impl Pending {
         let event = attempts.and_then(|attempts| Ok((attempts, read_event(row)?)));
         let created_at = row.try_get::<Option<String>, _>(AFTER_EVENT - 1).ok().flatten();
         let created_at = created_at.and_then(|text| parse_time(&text)).unwrap_or_default();
-        Ok(Self { seq, created_at, event })
+        let payload_bytes = row.try_get::<Option<i64>, _>(AFTER_EVENT + 2)?.unwrap_or_default() as usize;
+        Ok(Self { seq, created_at, event, payload_bytes })
     }
 }
 

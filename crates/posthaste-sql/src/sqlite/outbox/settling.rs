@@ -128,7 +128,7 @@ fn json(rows: &impl Serialize) -> Result<String, sqlx::Error> {
     serde_json::to_string(rows).map_err(|error| sqlx::Error::Encode(error.into()))
 }
 
-fn error_text(failure: &Failure) -> String {
+pub(super) fn error_text(failure: &Failure) -> String {
     let text = failure.to_string();
     match text.char_indices().nth(LONGEST_ERROR) {
         None => text,

@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
+use futures_util::TryStreamExt;
+use futures_util::stream::BoxStream;
 use posthaste_core::{Claim, Claimed, Event, Failure, Settled, Settlement, Source, StoreError, Wakeup};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row};
@@ -15,6 +17,9 @@ use super::rows::Pending;
 use super::settling::Records;
 use crate::sqlite::clock::span;
 use crate::sqlite::database::store_error;
+
+/// What the payloads of one claim may bring into memory, but for one that is larger alone.
+const MAX_CLAIM_BYTES: usize = 16 << 20;
 
 /// A claimed event.
 #[derive(Clone, Debug)]
@@ -48,14 +53,40 @@ impl OutboxSource {
         Self { outbox, lane, closed: AtomicBool::new(false) }
     }
 
-    async fn fetch(&self, sql: &str, left_out: &[i64], limit: usize) -> Result<Vec<SqliteRow>, sqlx::Error> {
+    fn fetch<'a>(
+        &'a self,
+        sql: &'a str,
+        left_out: &[i64],
+        limit: usize,
+    ) -> Result<BoxStream<'a, Result<SqliteRow, sqlx::Error>>, sqlx::Error> {
         let left_out = serde_json::to_string(left_out).map_err(|error| sqlx::Error::Encode(error.into()))?;
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let mut query = sqlx::query(AssertSqlSafe(sql)).bind(left_out).bind(limit);
         if let Some(event_type) = &self.lane.event_type {
             query = query.bind(event_type);
         }
-        query.fetch_all(self.outbox.0.database.readers()).await
+        Ok(query.fetch(self.outbox.0.database.readers()))
+    }
+
+    /// Reads what is due; true when bytes and not rows were the limit, so that there may be more.
+    async fn pending(&self, left_out: &[i64], limit: usize) -> Result<(Vec<Pending>, bool), sqlx::Error> {
+        let mut rows = self.fetch(&self.lane.pending, left_out, limit)?;
+        let (mut read, mut bytes) = (Vec::new(), 0);
+        while let Some(row) = rows.try_next().await? {
+            let pending = Pending::read(&row)?;
+            bytes += pending.payload_bytes;
+            read.push(pending);
+            if bytes >= MAX_CLAIM_BYTES {
+                return Ok((read, true));
+            }
+        }
+        Ok((read, false))
+    }
+
+    /// How long until something is due that is not left out. A hint, not worth failing for.
+    async fn next_due(&self, left_out: &[i64]) -> Option<Duration> {
+        let row = self.fetch(&self.lane.next_due, left_out, 1).ok()?.try_next().await.ok()??;
+        row.try_get(0).ok().map(span)
     }
 
     /// Rows that are no events go dead, so that nobody reads them again; it is no reason to stop when that fails.
@@ -92,10 +123,9 @@ impl Source for OutboxSource {
         let failed = |error| store_error("claim from the outbox", error);
         let until = started + self.lease();
         let mut left_out = self.lane.still_held(generation, started);
-        let rows = self.fetch(&self.lane.pending, &left_out, limit).await.map_err(failed)?;
-        let (mut items, mut undecodable) = (Vec::with_capacity(rows.len()), Vec::new());
-        for row in &rows {
-            let Pending { seq, created_at, event } = Pending::read(row).map_err(failed)?;
+        let (pending, cut) = self.pending(&left_out, limit).await.map_err(failed)?;
+        let (mut items, mut undecodable) = (Vec::with_capacity(pending.len()), Vec::new());
+        for Pending { seq, created_at, event, .. } in pending {
             left_out.push(seq);
             match event {
                 Ok((attempts, event)) => {
@@ -109,12 +139,12 @@ impl Source for OutboxSource {
         if !undecodable.is_empty() {
             self.bury(generation, undecodable).await;
         }
-        let mut next_due = None;
-        if items.len() < limit {
-            // A hint is not worth the items in hand.
-            let rows = self.fetch(&self.lane.next_due, &left_out, 1).await.unwrap_or_default();
-            next_due = rows.first().and_then(|row| row.try_get(0).ok()).map(span);
-        }
+        let next_due = match items.len() < limit {
+            // Fewer than asked for, but there may be more: whoever asked is to come again at once.
+            true if cut => Some(Duration::ZERO),
+            true => self.next_due(&left_out).await,
+            false => None,
+        };
         Ok(Claim { items, next_due })
     }
 

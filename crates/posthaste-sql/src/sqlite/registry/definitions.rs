@@ -92,7 +92,7 @@ impl Registry {
     /// The definition with this id.
     pub async fn definition(&self, id: &str) -> Result<Option<Definition>, StoreError> {
         let sql = AssertSqlSafe(format!("SELECT {COLUMNS} FROM event_definition WHERE id = ?"));
-        let row = sqlx::query(sql).bind(id).fetch_optional(self.database.readers()).await;
+        let row = sqlx::query(sql).bind(id).fetch_optional(self.database.operators()).await;
         row.and_then(|row| row.map(|row| read(&row, 0)).transpose())
             .map_err(|error| store_error("read a definition", error))
     }
@@ -102,7 +102,7 @@ impl Registry {
         let sql = AssertSqlSafe(format!("SELECT {COLUMNS} FROM event_definition WHERE {BY_KEY}"));
         let query = sqlx::query(sql).bind(&key.source_service).bind(&key.event_type);
         let query = query.bind(&key.resource_type).bind(&key.operation_type);
-        let row = query.fetch_optional(self.database.readers()).await;
+        let row = query.fetch_optional(self.database.operators()).await;
         row.and_then(|row| row.map(|row| read(&row, 0)).transpose())
             .map_err(|error| store_error("read a definition", error))
     }

@@ -87,7 +87,7 @@ impl Registry {
     /// The subscription with this id.
     pub async fn subscription(&self, id: &str) -> Result<Option<Subscription>, StoreError> {
         let sql = AssertSqlSafe(format!("SELECT {COLUMNS} FROM subscription WHERE id = ?"));
-        let row = sqlx::query(sql).bind(id).fetch_optional(self.database.readers()).await;
+        let row = sqlx::query(sql).bind(id).fetch_optional(self.database.operators()).await;
         row.and_then(|row| row.map(|row| read(&row, 0)).transpose())
             .map_err(|error| store_error("read a subscription", error))
     }

@@ -1,0 +1,61 @@
+use std::sync::Arc;
+
+use posthaste_core::{Failure, StoreError};
+use sqlx::SqliteConnection;
+
+use super::Outbox;
+use super::settling::error_text;
+
+/// How many rows one look buries: a program that inserts many of them must not keep everybody else from writing.
+const BURIED_AT_ONCE: i64 = 10_000;
+
+/// An event type that is no text in UTF-8, as only other programs can write it.
+pub(super) struct Nameless {
+    /// Invalid as text; otherwise it is a BLOB, which equals no text even where its bytes are the same.
+    pub(super) is_text: bool,
+    pub(super) bytes: Vec<u8>,
+}
+
+/// Not where another process owns the table, which buries them itself. It takes no ownership of its own: no channel can
+/// hold these rows.
+pub(super) const BURY: &str =
+    "UPDATE {table} SET status = 3, done_at = {now}, last_error = ?3, locked_by = NULL, locked_at = NULL
+     WHERE seq IN (SELECT seq FROM {table} INDEXED BY {table}_pending_of_type
+                   WHERE status IN (0, 2) AND event_type = CASE WHEN ?1 THEN CAST(?2 AS TEXT) ELSE ?2 END LIMIT ?4)
+       AND EXISTS (SELECT 1 FROM {table}_owner WHERE owner IS NULL OR owner = ?5 OR leased_until <= {now_ms})";
+
+impl Outbox {
+    /// Makes the rows of these types dead, with the reason; it is no reason to stop when that fails.
+    pub(super) async fn bury_nameless(&self, types: Vec<Nameless>) {
+        match self.try_bury(types).await {
+            Ok(0) => {}
+            Ok(rows) => {
+                tracing::error!(table = %self.0.table, rows, "outbox rows whose event type is no text are dead")
+            }
+            Err(error) => tracing::warn!(error = error.chain(), "undecodable outbox rows are left for the next look"),
+        }
+    }
+
+    async fn try_bury(&self, types: Vec<Nameless>) -> Result<u64, StoreError> {
+        let (outbox, types) = (self.clone(), Arc::new(types));
+        let bury = self.0.database.write("bury undecodable rows of the outbox", move |connection| {
+            let (outbox, types) = (outbox.clone(), types.clone());
+            Box::pin(async move { outbox.bury(connection, &types).await })
+        });
+        bury.await
+    }
+
+    async fn bury(&self, connection: &mut SqliteConnection, types: &[Nameless]) -> Result<u64, sqlx::Error> {
+        let reason = error_text(&Failure::permanent("undecodable", "event_type is not text in UTF-8"));
+        let mut buried = 0;
+        for Nameless { is_text, bytes } in types {
+            let bury = sqlx::query(self.sql(BURY)).bind(is_text).bind(&bytes[..]).bind(&reason);
+            let bury = bury.bind(BURIED_AT_ONCE - buried as i64).bind(self.0.ownership.owner());
+            buried += bury.execute(&mut *connection).await?.rows_affected();
+            if buried as i64 >= BURIED_AT_ONCE {
+                break;
+            }
+        }
+        Ok(buried)
+    }
+}

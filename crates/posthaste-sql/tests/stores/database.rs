@@ -1,0 +1,76 @@
+//! What the connections of one file are for.
+
+use std::time::Duration;
+
+use posthaste_core::bus::{Bus, Record, Topics};
+use posthaste_core::{FaultKind, Source};
+use posthaste_sql::letters::LetterFilter;
+use posthaste_sql::registry::{PageRequest, SubscriptionFilter};
+use posthaste_sql::sqlite::{Letters, Log, LogOptions, Outbox, Reader, Registry};
+use sqlx::sqlite::{Sqlite, SqlitePool};
+
+use crate::support::{File, LEASE, event, letter};
+
+/// Every connection of the pool, so that nobody else gets one.
+async fn all_of(pool: &SqlitePool) -> Vec<sqlx::pool::PoolConnection<Sqlite>> {
+    let mut held = Vec::new();
+    for _ in 0..pool.options().get_max_connections() {
+        held.push(pool.acquire().await.unwrap());
+    }
+    held
+}
+
+#[tokio::test]
+async fn what_people_ask_and_what_moves_events_do_not_wait_for_each_other() {
+    let file = File::new();
+    let database = file.open().await;
+    database.migrate_hub().await.unwrap();
+    let outbox =
+        Outbox::open(database.clone(), posthaste_sql::TableName::default(), Reader::Channels, LEASE).await.unwrap();
+    let (letters, registry) = (Letters::new(database.clone(), LEASE), Registry::new(database.clone()));
+    let log = Log::new(database.clone(), LogOptions::default());
+    outbox.ingest(vec![event("1", "t", "{}")]).await.unwrap();
+    letters.intake(vec![letter("1")]).await.unwrap();
+    let value = bytes::Bytes::from_static(b"value");
+    let record = Record { topic: "topic".into(), route: 0, key: "1".to_owned(), value, headers: Vec::new() };
+    log.publish(vec![record]).await.remove(0).unwrap();
+
+    let asked = all_of(database.operators()).await;
+    let pipeline = async {
+        assert_eq!(outbox.pending_types().await.unwrap(), ["t"]);
+        assert_eq!(outbox.channel_source("t").claim(1).await.unwrap().items.len(), 1);
+        let consumer = log.subscribe("group", Topics::Prefix(String::new())).await.unwrap();
+        assert_eq!(consumer.fetch(1).await.unwrap().len(), 1);
+        assert_eq!(letters.claim(1).await.unwrap().items.len(), 1);
+        assert_eq!(registry.version().await.unwrap(), registry.load_active().await.unwrap().0);
+    };
+    tokio::time::timeout(Duration::from_secs(20), pipeline).await.expect("the pipeline waits for people");
+    drop(asked);
+
+    let _moving = all_of(database.readers()).await;
+    let people = async {
+        let id = letters.list(&LetterFilter::default()).await.unwrap().items.remove(0).id;
+        assert!(letters.get(&id).await.unwrap().is_some());
+        assert_eq!(letters.of_event("event-1").await.unwrap().len(), 1);
+        assert_eq!(letters.depth_by_status().await.unwrap().len(), 1);
+        assert_eq!(letters.replay_results("nobody").await.unwrap().pending, 0);
+        assert_eq!((log.records_of("1").await.unwrap().len(), log.topics().await.unwrap().len()), (1, 1));
+        assert_eq!(log.quarantined_count().await.unwrap(), 0);
+        let page = PageRequest { page: 0, size: 10 };
+        assert_eq!(registry.definitions(page).await.unwrap().total, 0);
+        assert_eq!(registry.subscriptions(&SubscriptionFilter::default(), page).await.unwrap().total, 0);
+        assert!(registry.definition("nobody").await.unwrap().is_none());
+        assert!(registry.subscription("nobody").await.unwrap().is_none());
+        assert!(outbox.find("1").await.unwrap().is_some());
+    };
+    tokio::time::timeout(Duration::from_secs(20), people).await.expect("people wait for the pipeline");
+}
+
+#[tokio::test]
+async fn a_check_says_whether_something_could_be_written() {
+    let file = File::new();
+    let database = file.open().await;
+    database.check().await.unwrap();
+    database.close().await;
+    assert_eq!(database.check().await.unwrap_err().kind(), FaultKind::Passing);
+}
