@@ -25,7 +25,7 @@ pub use error::{BoxError, FaultKind, StoreError};
 pub use event::{
     Delay, Event, EventBuilder, EventError, GLOBAL_AGGREGATE, MAX_EVENT_ID, MAX_HEADERS, MAX_PAYLOAD, Payload,
 };
-pub use listeners::{ListenerSink, Listeners, RegistrationError};
+pub use listeners::{Interceptor, ListenerSink, Listeners, RegistrationError};
 pub use outcome::{Disposition, Failure, FailureClass, Outcome, Settled};
 pub use progress::{Progress, ProgressError};
 pub use relay::{Jitter, OnStop, Relay, RelayOptions};

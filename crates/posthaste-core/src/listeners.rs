@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, ready};
+use serde::de::DeserializeOwned;
 
 use crate::{Delivery, Event, Failure, GLOBAL_AGGREGATE, Outcome, Sink};
 
@@ -16,6 +17,19 @@ type Listener = Arc<dyn Fn(Arc<Event>) -> BoxFuture<'static, Outcome> + Send + S
 #[derive(Clone, Default)]
 pub struct Listeners {
     by_key: HashMap<(String, String), Listener>,
+    interceptors: Vec<Arc<dyn Interceptor>>,
+}
+
+/// What is done around every listener: audit, logging, a tenant's context.
+#[async_trait]
+pub trait Interceptor: Send + Sync + 'static {
+    /// Called before the listener, in the order of registration. A failure is the failure of the event: neither the
+    /// listener nor the interceptors behind this one are called.
+    async fn before(&self, event: &Event) -> Result<(), Failure>;
+
+    /// Called after the listener, in reverse order, when this one's `before` succeeded; with what failed, if anything did.
+    /// A panic here changes nothing.
+    async fn after(&self, event: &Event, failure: Option<&Failure>);
 }
 
 /// Why a listener was not registered.
@@ -68,6 +82,31 @@ impl Listeners {
         Ok(self)
     }
 
+    /// Registers a listener that is given the payload as a `T`. A payload that is none is dead at once: it will not become
+    /// one by waiting.
+    pub fn on_json<T, F, R, O>(self, event_type: impl Into<String>, listener: F) -> Result<Self, RegistrationError>
+    where
+        T: DeserializeOwned + Send,
+        F: Fn(T, Arc<Event>) -> R + Send + Sync + 'static,
+        R: Future<Output = O> + Send + 'static,
+        O: Into<Outcome> + 'static,
+    {
+        self.on(event_type, move |event| match serde_json::from_slice(event.payload().as_bytes()) {
+            Ok(value) => listener(value, event).map(Into::into).left_future(),
+            Err(error) => {
+                let failure = Failure::permanent("payload", "the payload is not what the listener takes");
+                ready(Outcome::Failed(failure.cause(error.to_string()))).right_future()
+            }
+        })
+    }
+
+    /// Adds something that is done around every listener.
+    #[must_use]
+    pub fn intercept(mut self, interceptor: impl Interceptor) -> Self {
+        self.interceptors.push(Arc::new(interceptor));
+        self
+    }
+
     /// The sink that hands items to these listeners.
     pub fn into_sink<T>(self) -> ListenerSink<T> {
         ListenerSink { listeners: self, item: PhantomData }
@@ -79,13 +118,45 @@ impl Listeners {
             let message = format!("no listener for {:?} of {:?}", key.1, key.0);
             return Outcome::Failed(Failure::permanent("unroutable", message));
         };
-        // Creating the future is the listener's code, too.
-        let called = AssertUnwindSafe(async { listener(event.clone()).await }).catch_unwind().await;
-        called.unwrap_or_else(|panic| {
+        if self.interceptors.is_empty() {
+            // Creating the future is the listener's code, too.
+            return caught("the listener panicked", async { listener(event.clone()).await }).await;
+        }
+        let mut ready = 0;
+        let mut outcome = Outcome::Delivered;
+        for interceptor in &self.interceptors {
+            outcome = caught("an interceptor panicked", interceptor.before(event)).await;
+            if outcome != Outcome::Delivered {
+                break;
+            }
+            ready += 1;
+        }
+        if ready == self.interceptors.len() {
+            outcome = caught("the listener panicked", async { listener(event.clone()).await }).await;
+        }
+        let failure = match &outcome {
+            Outcome::Failed(failure) => Some(failure),
+            _ => None,
+        };
+        for interceptor in self.interceptors[..ready].iter().rev() {
+            let after = caught("an interceptor panicked", interceptor.after(event, failure)).await;
+            if let Outcome::Failed(failure) = after {
+                tracing::warn!(event_id = event.id(), %failure, "an interceptor failed after a delivery");
+            }
+        }
+        outcome
+    }
+}
+
+/// What became of user code. A panic is a failed attempt.
+async fn caught<O: Into<Outcome>>(panicked: &str, code: impl Future<Output = O>) -> Outcome {
+    match AssertUnwindSafe(code).catch_unwind().await {
+        Ok(outcome) => outcome.into(),
+        Err(panic) => {
             let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
             let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-            Outcome::Failed(Failure::transient("panicked", "the listener panicked").cause(text))
-        })
+            Outcome::Failed(Failure::transient("panicked", panicked).cause(text))
+        }
     }
 }
 
@@ -111,6 +182,7 @@ impl<T: AsRef<Arc<Event>> + Send + Sync + 'static> Sink for ListenerSink<T> {
 mod tests {
     use super::*;
     use crate::Claimed;
+    use std::sync::Mutex;
 
     #[derive(Clone)]
     struct Item(Arc<Event>);
@@ -152,6 +224,76 @@ mod tests {
         assert_eq!((failure.code.as_ref(), failure.cause.as_deref()), ("panicked", Some("boom")));
         let Outcome::Failed(failure) = outcome_of(listeners, "other").await else { panic!("a failure") };
         assert_eq!((failure.code.as_ref(), failure.class), ("unroutable", crate::FailureClass::Permanent));
+    }
+
+    #[tokio::test]
+    async fn a_typed_listener_gets_the_payload_or_the_event_is_dead() {
+        #[derive(serde::Deserialize)]
+        struct Order {
+            id: u64,
+        }
+        let payload = |text: &str| Event::builder("order").text(text.to_owned()).build().unwrap();
+        let listeners = Listeners::new().on_json("order", |order: Order, event: Arc<Event>| async move {
+            assert_eq!((order.id, event.event_type()), (7, "order"));
+        });
+        let listeners = listeners.unwrap();
+        assert_eq!(listeners.call(&Arc::new(payload(r#"{"id":7}"#))).await, Outcome::Delivered);
+        let Outcome::Failed(failure) = listeners.call(&Arc::new(payload("[]"))).await else { panic!("a failure") };
+        assert_eq!((failure.code.as_ref(), failure.class), ("payload", crate::FailureClass::Permanent));
+    }
+
+    /// Writes down what happened, and fails where it is told to.
+    struct Witness {
+        name: &'static str,
+        log: Arc<Mutex<Vec<String>>>,
+        fails_before: bool,
+        panics_after: bool,
+    }
+
+    #[async_trait]
+    impl Interceptor for Witness {
+        async fn before(&self, _: &Event) -> Result<(), Failure> {
+            self.log.lock().unwrap().push(format!("before {}", self.name));
+            match self.fails_before {
+                true => Err(Failure::transient("witness", "no")),
+                false => Ok(()),
+            }
+        }
+
+        async fn after(&self, _: &Event, failure: Option<&Failure>) {
+            let code = failure.map_or("nothing", |failure| failure.code.as_ref()).to_owned();
+            self.log.lock().unwrap().push(format!("after {} {code}", self.name));
+            assert!(!self.panics_after, "never mind");
+        }
+    }
+
+    async fn witnessed(fails_before: bool, listener_fails: bool) -> (Outcome, Vec<String>) {
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let witness = |name, fails_before, panics_after| Witness { name, log: log.clone(), fails_before, panics_after };
+        let listeners = Listeners::new().on("t", move |_| async move {
+            match listener_fails {
+                true => Err(Failure::transient("listener", "no")),
+                false => Ok(()),
+            }
+        });
+        let listeners =
+            listeners.unwrap().intercept(witness("a", false, false)).intercept(witness("b", fails_before, true));
+        let outcome = outcome_of(listeners, "t").await;
+        let log = log.lock().unwrap().clone();
+        (outcome, log)
+    }
+
+    #[tokio::test]
+    async fn interceptors_stand_around_the_listener() {
+        let (outcome, log) = witnessed(false, false).await;
+        assert_eq!(outcome, Outcome::Delivered, "a panic after the delivery changes nothing");
+        assert_eq!(log, ["before a", "before b", "after b nothing", "after a nothing"]);
+        let (outcome, log) = witnessed(false, true).await;
+        assert_eq!(outcome, Outcome::Failed(Failure::transient("listener", "no")));
+        assert_eq!(log[2..], ["after b listener", "after a listener"]);
+        let (outcome, log) = witnessed(true, false).await;
+        assert_eq!(outcome, Outcome::Failed(Failure::transient("witness", "no")));
+        assert_eq!(log, ["before a", "before b", "after a witness"], "only those whose before succeeded");
     }
 
     #[test]
