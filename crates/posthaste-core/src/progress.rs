@@ -1,4 +1,8 @@
 use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
 
 /// How far a group has come in one partition: everything below the watermark, and single runs above it.
 ///
@@ -57,37 +61,87 @@ impl Progress {
         self.runs.len()
     }
 
-    /// The runs as `distance+length` pairs from the watermark on, each from the end of the one before.
+    /// What is done above the watermark, as text: pairs `distance+length` of the runs, each from the end of the one before;
+    /// or, where that is shorter, `=` and the bits of the offsets above the watermark in base64.
+    ///
+    /// Pairs are short when a few records hang, bits when every third one waits for the same endpoint.
     pub fn encode(&self) -> String {
-        let mut text = String::new();
+        let above = self.runs.last_key_value().map_or(0, |(_, end)| end - self.watermark - 1) as usize;
+        // A few runs stay readable for whoever looks into the table.
+        match self.runs.len() > 16 && above.div_ceil(6) < 4 * self.runs.len() {
+            true => self.encode_bits(above),
+            false => self.encode_runs(),
+        }
+    }
+
+    fn encode_runs(&self) -> String {
+        let mut text = String::with_capacity(4 * self.runs.len());
         let mut from = self.watermark;
         for (&start, &end) in &self.runs {
-            if !text.is_empty() {
-                text.push(' ');
-            }
-            text.push_str(&format!("{}+{}", start - from, end - start));
+            let space = if text.is_empty() { "" } else { " " };
+            // Writing to a text cannot fail.
+            let _ = write!(text, "{space}{}+{}", start - from, end - start);
             from = end;
         }
         text
     }
 
+    fn encode_bits(&self, above: usize) -> String {
+        let mut bits = vec![0_u8; above.div_ceil(8)];
+        // The watermark itself is not done, so the first bit is the offset behind it.
+        let first = self.watermark + 1;
+        for (&start, &end) in &self.runs {
+            for offset in (start - first) as usize..(end - first) as usize {
+                bits[offset / 8] |= 1 << (offset % 8);
+            }
+        }
+        format!("={}", STANDARD_NO_PAD.encode(bits))
+    }
+
     pub fn decode(watermark: i64, text: &str) -> Result<Self, ProgressError> {
-        let bad = || ProgressError(text.chars().take(80).collect());
+        let decoded = match text.strip_prefix('=') {
+            Some(bits) => Self::decode_bits(watermark, bits),
+            None => Self::decode_runs(watermark, text),
+        };
+        decoded.ok_or_else(|| ProgressError(text.chars().take(80).collect()))
+    }
+
+    fn decode_runs(watermark: i64, text: &str) -> Option<Self> {
         let mut progress = Self::at(watermark);
         let mut from = watermark;
         for pair in text.split_ascii_whitespace() {
-            let (distance, length) = pair.split_once('+').ok_or_else(bad)?;
-            let distance: u32 = distance.parse().map_err(|_| bad())?;
-            let length: u32 = length.parse().map_err(|_| bad())?;
+            let (distance, length) = pair.split_once('+')?;
+            let (distance, length): (u32, u32) = (distance.parse().ok()?, length.parse().ok()?);
             if distance == 0 || length == 0 {
-                return Err(bad());
+                return None;
             }
-            let start = from.checked_add(i64::from(distance)).ok_or_else(bad)?;
-            let end = start.checked_add(i64::from(length)).ok_or_else(bad)?;
+            let start = from.checked_add(i64::from(distance))?;
+            let end = start.checked_add(i64::from(length))?;
             progress.runs.insert(start, end);
             from = end;
         }
-        Ok(progress)
+        Some(progress)
+    }
+
+    fn decode_bits(watermark: i64, text: &str) -> Option<Self> {
+        let bits = STANDARD_NO_PAD.decode(text).ok()?;
+        let first = watermark.checked_add(1)?;
+        // Beyond the last offset there is nothing to be done with.
+        first.checked_add(i64::try_from(bits.len()).ok()?.checked_mul(8)?)?;
+        let mut progress = Self::at(watermark);
+        let is_set = |offset: usize| bits[offset / 8] & (1 << (offset % 8)) != 0;
+        let mut start = None;
+        for offset in 0..=8 * bits.len() {
+            match (offset < 8 * bits.len() && is_set(offset), start) {
+                (true, None) => start = Some(offset),
+                (false, Some(from)) => {
+                    progress.runs.insert(first + from as i64, first + offset as i64);
+                    start = None;
+                }
+                _ => {}
+            }
+        }
+        Some(progress)
     }
 }
 
@@ -111,8 +165,17 @@ mod tests {
     }
 
     #[test]
+    fn every_third_record_waiting_is_a_short_text() {
+        let mut progress = Progress::at(100);
+        (0..30_000).filter(|offset| offset % 3 != 0).for_each(|offset| progress.complete(100 + offset));
+        let text = progress.encode();
+        assert!(text.len() < 5_100, "{} bytes for ten thousand gaps", text.len());
+        assert_eq!(Progress::decode(100, &text).unwrap(), progress);
+    }
+
+    #[test]
     fn text_that_is_not_ours_is_refused() {
-        for text in ["x", "1", "1+", "+1", "0+1", "1+0", "-1+1", "1+1 junk", "99999999999+1"] {
+        for text in ["x", "1", "1+", "+1", "0+1", "1+0", "-1+1", "1+1 junk", "99999999999+1", "=*", "=A"] {
             assert!(Progress::decode(0, text).is_err(), "{text}");
         }
     }

@@ -11,6 +11,7 @@ use sqlx::sqlite::{
 use super::migrations;
 use super::writer::Writer;
 use crate::TableName;
+use crate::migrations::newest;
 
 /// One SQLite file: a few connections that read for the pipeline, two for what people ask, and one that writes for
 /// everybody.
@@ -154,10 +155,6 @@ impl Database {
         self.operators.close().await;
         self.writer.close().await;
     }
-}
-
-fn newest(migrator: &sqlx::migrate::Migrator) -> i64 {
-    migrator.iter().map(|migration| migration.version).max().unwrap_or(0)
 }
 
 /// What a failed statement means for whoever asked for it.

@@ -14,5 +14,7 @@ pub mod probe;
 pub use database::{Database, OpenError, Schema, file_of};
 pub use letters::Letters;
 pub use log::{GroupProgress, Log, LogEntry, LogOptions, TopicState};
-pub use outbox::{Ingested, Outbox, OutboxError, OutboxItem, OutboxRow, OutboxSource, OutboxStatus, Reader};
+pub use outbox::{Ingested, Outbox, OutboxError, OutboxSource};
 pub use registry::Registry;
+
+pub use crate::outbox::{OutboxItem, OutboxRow, OutboxStatus, Reader};

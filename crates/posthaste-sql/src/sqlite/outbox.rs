@@ -1,5 +1,4 @@
 use std::collections::HashMap;
-use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -13,6 +12,7 @@ use self::ownership::Ownership;
 use super::clock::{NOW_MS, NOW_TEXT};
 use super::database::{Database, OpenError, store_error};
 use crate::TableName;
+use crate::outbox::{OutboxRow, Reader};
 
 mod doors;
 mod lane;
@@ -25,8 +25,7 @@ mod settling;
 mod source;
 
 pub use doors::Ingested;
-pub use rows::{OutboxRow, OutboxStatus};
-pub use source::{OutboxItem, OutboxSource};
+pub use source::OutboxSource;
 
 /// One outbox table and this process's part in it: the doors through which events come in, and the sources through
 /// which they go out.
@@ -44,31 +43,6 @@ struct Shared {
     /// By event type; the dispatcher's one lane has the empty name, which no event type can have.
     lanes: Mutex<HashMap<String, Arc<Lane>>>,
     open_sources: AtomicUsize,
-}
-
-/// Which kind of reader a table has. It has one for good: an event that the one kind cannot route would be the
-/// other's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reader {
-    /// Listeners in this process, one source for all event types.
-    Dispatcher,
-    /// The event hub's channels, one source per event type.
-    Channels,
-}
-
-impl Reader {
-    fn word(self) -> &'static str {
-        match self {
-            Self::Dispatcher => "dispatcher",
-            Self::Channels => "channels",
-        }
-    }
-}
-
-impl fmt::Display for Reader {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
-    }
 }
 
 /// Why an outbox cannot be opened.
@@ -203,7 +177,7 @@ impl Outbox {
         let failed = |error| store_error("find an event in the outbox", error);
         let sql = AssertSqlSafe(rows::find(&self.0.table));
         let row = sqlx::query(sql).bind(event_id).fetch_optional(self.0.database.operators()).await.map_err(failed)?;
-        row.map(|row| OutboxRow::read(&row).map_err(failed)).transpose()
+        row.map(|row| rows::read(&row).map_err(failed)).transpose()
     }
 
     /// Ends whatever lease an earlier process left behind. Only for a process that knows itself alone, for example

@@ -139,8 +139,6 @@ impl GroupConsumer {
             bytes += value.len();
             read.push(Candidate { partition_id, offset, key, value: value.into(), headers });
             if bytes >= MAX_FETCH_BYTES {
-                // The caller sees fewer than it asked for and would wait; this keeps it from doing so.
-                self.subscription.wakeup.wake();
                 return Ok((read, true));
             }
         }
@@ -194,6 +192,10 @@ impl Consumer for GroupConsumer {
                 lock(&self.holdings).took_its_turn(last.partition_id);
             }
             let fetched = self.hand_out(candidates);
+            if full && (1..limit).contains(&fetched.len()) {
+                // The caller sees fewer than it asked for and would wait; this keeps it from doing so.
+                self.subscription.wakeup.wake();
+            }
             // A full read of which nothing was left was all done before: there may be more behind it.
             if !fetched.is_empty() || !full {
                 return Ok(fetched);

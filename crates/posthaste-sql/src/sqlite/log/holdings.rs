@@ -6,8 +6,9 @@ use posthaste_core::bus::Position;
 
 use super::leases::Advance;
 
-/// How long the text of a partition's completed set may be before nothing new is read from that partition.
-const MAX_COMPLETED_TEXT: usize = 4_000;
+/// How long the text of a partition's completed set may be before nothing new is read from that partition: every ack
+/// writes it. It is enough for holes anywhere among about a hundred thousand records.
+const MAX_COMPLETED_TEXT: usize = 16_384;
 
 /// The partitions that a consumer holds, and how far it is in each.
 #[derive(Default)]

@@ -6,9 +6,9 @@ use posthaste_core::{Delay, Event, Payload, StoreError};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
-use super::rows::write_headers;
 use super::{Outbox, fill};
 use crate::TableName;
+use crate::outbox::write_headers;
 use crate::sqlite::clock::modifier;
 use crate::sqlite::database::store_error;
 

@@ -4,7 +4,7 @@ use posthaste_core::{Failure, StoreError};
 use sqlx::SqliteConnection;
 
 use super::Outbox;
-use super::settling::error_text;
+use crate::outbox::error_text;
 
 /// How many rows one look buries: a program that inserts many of them must not keep everybody else from writing.
 const BURIED_AT_ONCE: i64 = 10_000;

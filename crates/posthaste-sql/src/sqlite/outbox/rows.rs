@@ -1,15 +1,12 @@
-use std::fmt;
-
 use bytes::Bytes;
 use chrono::{DateTime, NaiveDateTime, Utc};
 use posthaste_core::Event;
-use serde::de::{MapAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serializer};
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 
 use super::fill;
 use crate::TableName;
+use crate::outbox::{OutboxRow, OutboxStatus, read_headers};
 use crate::sqlite::clock::time;
 
 /// What [`read_event`] reads, from column 0.
@@ -90,67 +87,24 @@ impl Pending {
     }
 }
 
-/// Where an event stands in the outbox.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OutboxStatus {
-    /// Not tried yet, or asked to wait.
-    New,
-    /// Delivered.
-    Done,
-    /// Failed, and will be tried again.
-    Retry,
-    /// Given up.
-    Dead,
-}
-
-/// One row of the outbox as an operator sees it.
-#[derive(Clone, Debug)]
-pub struct OutboxRow {
-    /// `None` when the row cannot be read as an event; the reason is in `last_error` once it was claimed.
-    pub event: Option<Event>,
-    /// Where it stands.
-    pub status: OutboxStatus,
-    /// How often it failed and counted.
-    pub attempts: u32,
-    /// When it is due, or was.
-    pub available_at: DateTime<Utc>,
-    /// When it was written, by the database's clock.
-    pub created_at: DateTime<Utc>,
-    /// When it was delivered or given up.
-    pub done_at: Option<DateTime<Utc>>,
-    /// Why it last failed.
-    pub last_error: Option<String>,
-}
-
-impl OutboxRow {
-    pub(super) fn read(row: &SqliteRow) -> Result<Self, sqlx::Error> {
-        let status = match row.try_get::<i64, _>(AFTER_EVENT)? {
-            0 => OutboxStatus::New,
-            1 => OutboxStatus::Done,
-            2 => OutboxStatus::Retry,
-            _ => OutboxStatus::Dead,
-        };
-        Ok(Self {
-            event: read_event(row).ok(),
-            status,
-            attempts: row.try_get(AFTER_EVENT + 1)?,
-            available_at: time(row.try_get(AFTER_EVENT + 2)?),
-            created_at: time(row.try_get::<Option<i64>, _>(AFTER_EVENT + 3)?.unwrap_or_default()),
-            done_at: row.try_get::<Option<i64>, _>(AFTER_EVENT + 4)?.map(time),
-            last_error: row.try_get(AFTER_EVENT + 5)?,
-        })
-    }
+/// The answer to [`find`].
+pub(super) fn read(row: &SqliteRow) -> Result<OutboxRow, sqlx::Error> {
+    Ok(OutboxRow {
+        event: read_event(row).ok(),
+        status: OutboxStatus::of_code(row.try_get(AFTER_EVENT)?),
+        attempts: row.try_get(AFTER_EVENT + 1)?,
+        available_at: time(row.try_get(AFTER_EVENT + 2)?),
+        created_at: time(row.try_get::<Option<i64>, _>(AFTER_EVENT + 3)?.unwrap_or_default()),
+        done_at: row.try_get::<Option<i64>, _>(AFTER_EVENT + 4)?.map(time),
+        last_error: row.try_get(AFTER_EVENT + 5)?,
+    })
 }
 
 /// Any program may have written the row, so nothing in it is taken for granted.
 fn read_event(row: &SqliteRow) -> Result<Event, String> {
     let text = |column: usize| row.try_get::<Option<String>, _>(column).map_err(|error| error.to_string());
     let bytes = row.try_get::<Option<Vec<u8>>, _>(9).map_err(|error| error.to_string())?;
-    let headers = match text(11)? {
-        None => Headers::default(),
-        Some(json) => serde_json::from_str(&json)
-            .map_err(|error| format!("headers are not a JSON object whose values are texts: {error}"))?,
-    };
+    let headers = read_headers(text(11)?.as_deref())?;
     let occurred_at = match text(12)? {
         Some(written) => parse_time(&written).ok_or_else(|| format!("occurred_at {written:?} is not a time"))?,
         None => text(13)?.and_then(|created| parse_time(&created)).unwrap_or_default(),
@@ -166,7 +120,7 @@ fn read_event(row: &SqliteRow) -> Result<Event, String> {
         .text(text(8)?)
         .bytes(bytes.map(Bytes::from))
         .content_type(text(10)?)
-        .headers(headers.0)
+        .headers(headers)
         .occurred_at(occurred_at)
         .build()
         .map_err(|error| error.to_string())
@@ -176,41 +130,4 @@ fn read_event(row: &SqliteRow) -> Result<Event, String> {
 fn parse_time(text: &str) -> Option<DateTime<Utc>> {
     let rfc3339 = DateTime::parse_from_rfc3339(text).map(|time| time.with_timezone(&Utc));
     rfc3339.ok().or_else(|| NaiveDateTime::parse_from_str(text, "%Y-%m-%d %H:%M:%S%.f").ok().map(|time| time.and_utc()))
-}
-
-/// Headers as a JSON object, in the order in which the writer gave them.
-pub(super) fn write_headers(headers: &[(String, String)]) -> Option<String> {
-    if headers.is_empty() {
-        return None;
-    }
-    let mut json = Vec::new();
-    let written = serde_json::Serializer::new(&mut json).collect_map(headers.iter().map(|(name, value)| (name, value)));
-    debug_assert!(written.is_ok(), "texts always become JSON");
-    String::from_utf8(json).ok()
-}
-
-/// Keeps the order, and a name that stands twice.
-#[derive(Default)]
-struct Headers(Vec<(String, String)>);
-
-impl<'de> Deserialize<'de> for Headers {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries;
-        impl<'de> Visitor<'de> for Entries {
-            type Value = Headers;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object of texts")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Headers, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
-                }
-                Ok(Headers(entries))
-            }
-        }
-        deserializer.deserialize_map(Entries)
-    }
 }

@@ -6,10 +6,8 @@ use serde::Serialize;
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
 use super::Outbox;
+use crate::outbox::error_text;
 use crate::sqlite::clock::modifier;
-
-/// How much of a failure a row keeps, in characters.
-const LONGEST_ERROR: usize = 4_000;
 
 /// What is to be recorded of some rows, all in one transaction.
 #[derive(Default)]
@@ -126,26 +124,4 @@ async fn update(
 
 fn json(rows: &impl Serialize) -> Result<String, sqlx::Error> {
     serde_json::to_string(rows).map_err(|error| sqlx::Error::Encode(error.into()))
-}
-
-pub(super) fn error_text(failure: &Failure) -> String {
-    let text = failure.to_string();
-    match text.char_indices().nth(LONGEST_ERROR) {
-        None => text,
-        Some(_) => text.chars().take(LONGEST_ERROR - 3).chain("...".chars()).collect(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_error_is_cut_at_whole_characters() {
-        let of = |length: usize| error_text(&Failure::transient("c", "é".repeat(length)));
-        assert_eq!(of(LONGEST_ERROR - 3), format!("c: {}", "é".repeat(LONGEST_ERROR - 3)));
-        let cut = of(LONGEST_ERROR);
-        assert_eq!(cut.chars().count(), LONGEST_ERROR);
-        assert!(cut.ends_with("é..."));
-    }
 }

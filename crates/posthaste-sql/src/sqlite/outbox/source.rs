@@ -3,10 +3,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use chrono::{DateTime, Utc};
 use futures_util::TryStreamExt;
 use futures_util::stream::BoxStream;
-use posthaste_core::{Claim, Claimed, Event, Failure, Settled, Settlement, Source, StoreError, Wakeup};
+use posthaste_core::{Claim, Claimed, Failure, Settled, Settlement, Source, StoreError, Wakeup};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row};
 
@@ -15,31 +14,9 @@ use super::lane::Lane;
 use super::ownership::Owner;
 use super::rows::Pending;
 use super::settling::Records;
+use crate::outbox::{MAX_CLAIM_BYTES, OutboxItem};
 use crate::sqlite::clock::span;
 use crate::sqlite::database::store_error;
-
-/// What the payloads of one claim may bring into memory, but for one that is larger alone.
-const MAX_CLAIM_BYTES: usize = 16 << 20;
-
-/// A claimed event.
-#[derive(Clone, Debug)]
-pub struct OutboxItem {
-    /// Its place in the order of insertion.
-    pub seq: i64,
-    /// Of the ownership under which it was claimed.
-    pub generation: i64,
-    /// When it was inserted, by the database's clock.
-    pub created_at: DateTime<Utc>,
-    /// What happened.
-    pub event: Arc<Event>,
-    pub(super) ticket: u64,
-}
-
-impl AsRef<Arc<Event>> for OutboxItem {
-    fn as_ref(&self) -> &Arc<Event> {
-        &self.event
-    }
-}
 
 /// The pending events of one outbox, or of one event type in it.
 pub struct OutboxSource {
@@ -122,14 +99,16 @@ impl Source for OutboxSource {
         };
         let failed = |error| store_error("claim from the outbox", error);
         let until = started + self.lease();
-        let mut left_out = self.lane.still_held(generation, started);
+        let mut left_out = self.lane.holdings.still_held(generation, started);
         let (pending, cut) = self.pending(&left_out, limit).await.map_err(failed)?;
+        let ticket = self.lane.holdings.next_ticket();
         let (mut items, mut undecodable) = (Vec::with_capacity(pending.len()), Vec::new());
         for Pending { seq, created_at, event, .. } in pending {
             left_out.push(seq);
             match event {
                 Ok((attempts, event)) => {
-                    let (ticket, bytes) = (self.lane.hold(seq, generation, until), event.weight());
+                    self.lane.holdings.hold(seq, ticket, generation, until, None);
+                    let bytes = event.weight();
                     let item = OutboxItem { seq, generation, created_at, event: Arc::new(event), ticket };
                     items.push(Claimed::new(item, attempts.saturating_add(1), bytes));
                 }
@@ -149,7 +128,7 @@ impl Source for OutboxSource {
     }
 
     async fn settle(&self, settlements: &[Settlement<'_, OutboxItem>]) -> Result<Vec<Settled>, StoreError> {
-        let settling = self.lane.settling(settlements.iter().map(|settlement| &settlement.claimed.item));
+        let settling = self.lane.holdings.settling(settlements.iter().map(|settlement| &settlement.claimed.item));
         let mut records = Records::default();
         let mut ours = settling.items().iter().peekable();
         // Ours are a part of the settlements, in the same order; the others are no longer held by their claim.
@@ -178,14 +157,16 @@ impl Source for OutboxSource {
         let until = Instant::now() + self.lease();
         let owner = outbox.ownership.hold(&outbox.database).await?;
         let renewed = held.iter().map(|claimed| match owner {
-            Owner::Us { generation } if self.lane.extend(&claimed.item, generation, until) => Settled::Applied,
+            Owner::Us { generation } if self.lane.holdings.extend(&claimed.item, generation, until) => Settled::Applied,
             _ => Settled::LostLease,
         });
         Ok(renewed.collect())
     }
 
     async fn release(&self, held: &[&Claimed<OutboxItem>]) -> Result<(), StoreError> {
-        held.iter().for_each(|claimed| self.lane.let_go(&claimed.item));
+        for claimed in held {
+            self.lane.holdings.let_go(&claimed.item);
+        }
         Ok(())
     }
 

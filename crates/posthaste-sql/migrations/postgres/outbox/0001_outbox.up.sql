@@ -1,0 +1,72 @@
+-- The outbox table. Other programs insert into it and operators query it: its columns are a public contract.
+-- A plain INSERT with event_type and payload is enough; every other column has a default or may be absent.
+CREATE TABLE {table} (
+    -- Insertion order. Wall clocks do not order events.
+    seq            bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    -- COLLATE "C": compared as bytes, which is fast and outlives every upgrade of the system's collations.
+    event_id       varchar(128) COLLATE "C" NOT NULL DEFAULT gen_random_uuid()::text UNIQUE CHECK (event_id <> ''),
+    event_type     text COLLATE "C" NOT NULL CHECK (event_type <> ''),
+    aggregate_type text NOT NULL DEFAULT '__GLOBAL__',
+    aggregate_id   text,
+    tenant_id      text,
+    -- What the hub matches subscriptions on.
+    source_service text,
+    resource_type  text,
+    operation_type text,
+    -- Text is kept verbatim, so it is neither json nor jsonb; binary payloads have a column of their own.
+    payload        text,
+    payload_bytes  bytea,
+    content_type   text,
+    -- A JSON object of texts, in the order in which its writer gave them.
+    headers        text,
+    -- 0 NEW, 1 DONE, 2 RETRY, 3 DEAD
+    status         smallint NOT NULL DEFAULT 0 CHECK (status BETWEEN 0 AND 3),
+    attempts       integer NOT NULL DEFAULT 0,
+    -- The database's clock, but for occurred_at, which is the writer's. clock_timestamp() and not now(): the time of
+    -- the INSERT and not of the beginning of its transaction.
+    available_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    created_at     timestamptz NOT NULL DEFAULT clock_timestamp(),
+    occurred_at    timestamptz,
+    done_at        timestamptz,
+    last_error     text,
+    -- Which claim of which process has leased the row, and since when.
+    locked_by      text,
+    locked_at      timestamptz,
+    -- How often a claim of this row ended by expiry since an attempt last came to an end.
+    lease_losses   smallint NOT NULL DEFAULT 0,
+    CHECK ((payload IS NULL) <> (payload_bytes IS NULL)),
+    -- Readers in most languages know no infinity and no year above 9999: better refused here than unreadable there.
+    CHECK (available_at >= '0001-01-01 00:00:00+00' AND available_at < '10000-01-01 00:00:00+00'),
+    CHECK (created_at >= '0001-01-01 00:00:00+00' AND created_at < '10000-01-01 00:00:00+00'),
+    CHECK (occurred_at >= '0001-01-01 00:00:00+00' AND occurred_at < '10000-01-01 00:00:00+00'),
+    CHECK (done_at >= '0001-01-01 00:00:00+00' AND done_at < '10000-01-01 00:00:00+00')
+) WITH (
+    -- Leaves room on each page for a second version of its rows: a lease changes no indexed column, so beside its elder
+    -- the leased version needs no index entries (1.5 times the events per second of a full page), and the done version
+    -- fills the page again.
+    fillfactor = 50,
+    -- Every event leaves one or two dead versions behind, and the dead index entries at the head of the queue are what
+    -- a claim wades through: vacuum after thousands of rows, not after a fifth of a table that keeps its done rows.
+    autovacuum_vacuum_scale_factor = 0.01,
+    autovacuum_vacuum_threshold = 5000,
+    autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_analyze_scale_factor = 0.02
+);
+
+-- The dispatcher's claim: pending rows in the order of reading, and nothing else.
+CREATE INDEX {table}_pending ON {table} (available_at, seq) WHERE status IN (0, 2);
+-- A channel's claim: the same for one event type.
+CREATE INDEX {table}_pending_of_type ON {table} (event_type, available_at, seq) WHERE status IN (0, 2);
+-- Dead events, oldest first.
+CREATE INDEX {table}_dead ON {table} (seq) WHERE status = 3;
+
+-- One row: which kind of reader the table has, in which mode, and in single-node mode which process reads it now.
+-- There claims are made in that process's memory; the generation fences what an earlier owner still wants to record.
+CREATE TABLE {table}_owner (
+    one_row      boolean PRIMARY KEY DEFAULT true CHECK (one_row),
+    reader       text NOT NULL CHECK (reader IN ('dispatcher', 'channels')),
+    mode         text NOT NULL CHECK (mode IN ('single_node', 'multi_node')),
+    owner        text,
+    generation   bigint NOT NULL DEFAULT 0,
+    leased_until timestamptz NOT NULL DEFAULT clock_timestamp()
+);

@@ -1,0 +1,48 @@
+use std::fmt;
+
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serializer};
+
+/// Headers as a JSON object, in the order in which the writer gave them.
+pub(crate) fn write_headers(headers: &[(String, String)]) -> Option<String> {
+    if headers.is_empty() {
+        return None;
+    }
+    let mut json = Vec::new();
+    let written = serde_json::Serializer::new(&mut json).collect_map(headers.iter().map(|(name, value)| (name, value)));
+    debug_assert!(written.is_ok(), "texts always become JSON");
+    String::from_utf8(json).ok()
+}
+
+/// Headers as any program may have written them, or what is wrong with them.
+pub(crate) fn read_headers(json: Option<&str>) -> Result<Vec<(String, String)>, String> {
+    let Some(json) = json else { return Ok(Vec::new()) };
+    let headers: Headers = serde_json::from_str(json)
+        .map_err(|error| format!("headers are not a JSON object whose values are texts: {error}"))?;
+    Ok(headers.0)
+}
+
+/// Keeps the order, and a name that stands twice.
+struct Headers(Vec<(String, String)>);
+
+impl<'de> Deserialize<'de> for Headers {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = Headers;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of texts")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Headers, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Headers(entries))
+            }
+        }
+        deserializer.deserialize_map(Entries)
+    }
+}

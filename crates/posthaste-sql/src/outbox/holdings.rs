@@ -1,0 +1,139 @@
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard};
+use std::time::Instant;
+
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::OutboxItem;
+
+/// The rows that this process has claimed and not settled, by a clock that nobody sets.
+#[derive(Default)]
+pub(crate) struct Holdings(Mutex<Held>);
+
+#[derive(Default)]
+struct Held {
+    by_seq: HashMap<i64, Hold>,
+    last_ticket: u64,
+}
+
+struct Hold {
+    ticket: u64,
+    generation: i64,
+    until: Instant,
+    /// Being recorded just now: must not expire into a second claim before that is through.
+    settling: bool,
+    /// Of what the process may do to few rows at a time; given back when the row is let go.
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Holdings {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// What must not be claimed now. Forgets what has expired or was claimed under an earlier ownership.
+    pub(crate) fn still_held(&self, generation: i64, now: Instant) -> Vec<i64> {
+        let mut held = self.held();
+        held.by_seq.retain(|_, hold| hold.generation == generation && (hold.until > now || hold.settling));
+        held.by_seq.keys().copied().collect()
+    }
+
+    /// The ticket of a new claim.
+    pub(crate) fn next_ticket(&self) -> u64 {
+        let mut held = self.held();
+        held.last_ticket += 1;
+        held.last_ticket
+    }
+
+    /// Holds a row.
+    pub(crate) fn hold(
+        &self,
+        seq: i64,
+        ticket: u64,
+        generation: i64,
+        until: Instant,
+        permit: Option<OwnedSemaphorePermit>,
+    ) {
+        let hold = Hold { ticket, generation, until, settling: false, permit };
+        self.held().by_seq.insert(seq, hold);
+    }
+
+    /// Whether the item is still held.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn has(&self, item: &OutboxItem) -> bool {
+        self.held().of(item).is_some()
+    }
+
+    /// Whether the item is still held, and then for longer.
+    pub(crate) fn extend(&self, item: &OutboxItem, generation: i64, until: Instant) -> bool {
+        match self.held().of(item) {
+            Some(hold) if hold.generation == generation => {
+                hold.until = until;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Lets an item go, and says whether a permit came back with it.
+    pub(crate) fn let_go(&self, item: &OutboxItem) -> bool {
+        let mut held = self.held();
+        match held.of(item) {
+            Some(_) => held.by_seq.remove(&item.seq).is_some_and(|hold| hold.permit.is_some()),
+            None => false,
+        }
+    }
+
+    /// Keeps those items that are still held from expiring while they are recorded.
+    pub(crate) fn settling<'a>(&'a self, items: impl Iterator<Item = &'a OutboxItem>) -> Settling<'a> {
+        let mut held = self.held();
+        let mut of_ours = Vec::new();
+        for item in items {
+            // An item that stands twice in one settlement is ours the first time only.
+            if let Some(hold) = held.of(item).filter(|hold| !hold.settling) {
+                hold.settling = true;
+                of_ours.push(item);
+            }
+        }
+        Settling { holdings: self, items: of_ours }
+    }
+}
+
+impl Held {
+    fn of(&mut self, item: &OutboxItem) -> Option<&mut Hold> {
+        self.by_seq.get_mut(&item.seq).filter(|hold| hold.ticket == item.ticket)
+    }
+}
+
+/// Items on their way to be recorded. Dropped before that is known, they are held as before.
+pub(crate) struct Settling<'a> {
+    holdings: &'a Holdings,
+    items: Vec<&'a OutboxItem>,
+}
+
+impl<'a> Settling<'a> {
+    /// A part of those that were asked for, in the same order; the others are no longer held by their claim.
+    pub(crate) fn items(&self) -> &[&'a OutboxItem] {
+        &self.items
+    }
+
+    /// Lets them go, and says whether a permit came back.
+    pub(crate) fn recorded(self) -> bool {
+        let mut came_back = false;
+        for item in &self.items {
+            came_back |= self.holdings.let_go(item);
+        }
+        came_back
+    }
+}
+
+impl Drop for Settling<'_> {
+    fn drop(&mut self) {
+        let mut held = self.holdings.held();
+        for item in &self.items {
+            if let Some(hold) = held.of(item) {
+                hold.settling = false;
+            }
+        }
+    }
+}

@@ -1,0 +1,21 @@
+use posthaste_core::{FaultKind, StoreError};
+
+/// Classes of SQLSTATE that say nothing about the statement: connection, transaction (deadlock), resources, operator
+/// (shutdown, cancelled), system.
+const PASSING: [&str; 5] = ["08", "40", "53", "57", "58"];
+/// A lock was not to be had in time; the server is a standby just now.
+const ALSO_PASSING: [&str; 2] = ["55P03", "25006"];
+
+/// What a failed statement means for whoever asked for it.
+pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError {
+    let kind = match &error {
+        sqlx::Error::Database(error) => match error.code() {
+            Some(code) if PASSING.iter().any(|class| code.starts_with(class)) => FaultKind::Passing,
+            Some(code) if ALSO_PASSING.contains(&&*code) => FaultKind::Passing,
+            _ => FaultKind::Lasting,
+        },
+        sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => FaultKind::Passing,
+        _ => FaultKind::Lasting,
+    };
+    StoreError::new(doing, kind, error)
+}

@@ -1,0 +1,8 @@
+//! The outbox on a real PostgreSQL, each test in a database of its own.
+
+mod leases;
+mod migrations;
+mod outbox;
+mod outbox_doors;
+mod source_laws;
+mod support;

@@ -1,0 +1,71 @@
+use std::time::Duration;
+
+use async_trait::async_trait;
+use posthaste_core::Event;
+use posthaste_sql::postgres::{Mode, Outbox, OutboxItem, OutboxSource, Reader};
+use posthaste_testing::source_laws::SourceHarness;
+
+use crate::support::Postgres;
+
+struct OutboxHarness {
+    postgres: Postgres,
+    reader: Reader,
+    mode: Mode,
+    lease: Duration,
+    writer: Outbox,
+}
+
+impl OutboxHarness {
+    async fn start(reader: Reader, mode: Mode, lease: Duration) -> Self {
+        let postgres = Postgres::start().await;
+        let writer = postgres.outbox(reader, mode, lease).await;
+        Self { postgres, reader, mode, lease, writer }
+    }
+}
+
+#[async_trait]
+impl SourceHarness for OutboxHarness {
+    type Source = OutboxSource;
+
+    async fn open(&self) -> OutboxSource {
+        let outbox = self.postgres.outbox(self.reader, self.mode, self.lease).await;
+        match self.reader {
+            Reader::Dispatcher => outbox.dispatcher_source(),
+            Reader::Channels => outbox.channel_source("law"),
+        }
+    }
+
+    async fn insert(&self, label: &str, delay: Duration) {
+        let delay = (!delay.is_zero()).then_some(delay);
+        let event = Event::builder("law").text(label.to_owned()).deliver_after(delay).build().unwrap();
+        self.postgres.write(&self.writer, &[event]).await;
+    }
+
+    fn label(&self, item: &OutboxItem) -> String {
+        String::from_utf8(item.event.payload().as_bytes().to_vec()).unwrap()
+    }
+}
+
+mod dispatcher_of_one_node {
+    use super::*;
+
+    posthaste_testing::source_laws!(|lease| OutboxHarness::start(Reader::Dispatcher, Mode::SingleNode, lease));
+}
+
+mod channel_of_one_node {
+    use super::*;
+
+    posthaste_testing::source_laws!(|lease| OutboxHarness::start(Reader::Channels, Mode::SingleNode, lease));
+}
+
+mod dispatcher_of_many_nodes {
+    use super::*;
+
+    posthaste_testing::source_laws!(|lease| OutboxHarness::start(Reader::Dispatcher, Mode::MultiNode, lease));
+}
+
+mod channel_of_many_nodes {
+    use super::*;
+
+    posthaste_testing::source_laws!(|lease| OutboxHarness::start(Reader::Channels, Mode::MultiNode, lease));
+}

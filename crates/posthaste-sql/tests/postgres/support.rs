@@ -1,0 +1,74 @@
+use std::time::Duration;
+
+use posthaste_core::{Claimed, Disposition, Event, Settled, Settlement, Source};
+use posthaste_sql::TableName;
+use posthaste_sql::postgres::{Mode, Outbox, OutboxItem, Reader};
+use posthaste_testing::servers;
+use sqlx::PgPool;
+use sqlx::postgres::PgPoolOptions;
+
+/// Long enough that no lease ends by chance.
+pub const LEASE: Duration = Duration::from_secs(120);
+
+pub const MODES: [Mode; 2] = [Mode::SingleNode, Mode::MultiNode];
+
+/// A database that is empty at first.
+pub struct Postgres {
+    pub url: String,
+    /// The pool of a service that has this database for its own.
+    pub pool: PgPool,
+}
+
+impl Postgres {
+    pub async fn start() -> Self {
+        let url = servers::postgres().await;
+        let pool = PgPoolOptions::new().max_connections(3).connect(&url).await.unwrap();
+        Self { url, pool }
+    }
+
+    /// The outbox as another process would see it: it knows nothing of its siblings but what the database says.
+    pub async fn outbox(&self, reader: Reader, mode: Mode, lease: Duration) -> Outbox {
+        Outbox::open(self.pool.clone(), TableName::default(), reader, mode, lease).await.unwrap()
+    }
+
+    pub async fn dispatcher(&self, mode: Mode) -> Outbox {
+        self.outbox(Reader::Dispatcher, mode, LEASE).await
+    }
+
+    pub async fn channels(&self, mode: Mode) -> Outbox {
+        self.outbox(Reader::Channels, mode, LEASE).await
+    }
+
+    /// Writes events in a transaction of the service.
+    pub async fn write(&self, outbox: &Outbox, events: &[Event]) {
+        let mut transaction = self.pool.begin().await.unwrap();
+        outbox.write_all(&mut transaction, events).await.unwrap();
+        transaction.commit().await.unwrap();
+    }
+
+    /// Runs plain SQL as any other program would.
+    pub async fn execute(&self, sql: &'static str) {
+        sqlx::raw_sql(sql).execute(&self.pool).await.unwrap();
+    }
+
+    /// One value of one row.
+    pub async fn ask<T>(&self, sql: &'static str) -> T
+    where
+        T: for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres> + Send + Unpin,
+    {
+        sqlx::query_scalar(sql).fetch_one(&self.pool).await.unwrap()
+    }
+}
+
+pub fn event(id: &str, event_type: &str, payload: &str) -> Event {
+    Event::builder(event_type).id(id.to_owned()).text(payload.to_owned()).build().unwrap()
+}
+
+pub fn ids(items: &[Claimed<OutboxItem>]) -> Vec<&str> {
+    items.iter().map(|claimed| claimed.item.event.id()).collect()
+}
+
+pub async fn settle<S: Source>(source: &S, claimed: &Claimed<S::Item>, disposition: Disposition) -> Settled {
+    let settlement = Settlement { claimed, disposition: &disposition, took: Duration::from_millis(12) };
+    source.settle(&[settlement]).await.unwrap()[0]
+}
