@@ -59,6 +59,18 @@ impl Shop {
 struct Calls(Arc<(Mutex<Vec<String>>, Notify)>);
 
 impl Calls {
+    /// Listeners that only remember.
+    fn listeners(&self) -> Listeners {
+        let calls = self.clone();
+        let listening = Listeners::new().on("order.placed", move |event| {
+            let calls = calls.clone();
+            async move {
+                calls.add(&event);
+            }
+        });
+        listening.unwrap()
+    }
+
     fn add(&self, event: &Event) -> usize {
         let mut calls = self.0.0.lock().unwrap();
         calls.push(event.id().to_owned());
@@ -116,14 +128,7 @@ impl Running {
 async fn a_listener_is_called_once_for_what_committed_and_never_for_what_did_not() {
     let shop = Shop::open().await;
     let calls = Calls::default();
-    let seen = calls.clone();
-    let listeners = Listeners::new().on("order.placed", move |event| {
-        let seen = seen.clone();
-        async move {
-            seen.add(&event);
-        }
-    });
-    let running = Running::start(&shop.outbox, listeners.unwrap());
+    let running = Running::start(&shop.outbox, calls.listeners());
     let rolled_back = shop.place(-1, false).await;
     let mut placed = Vec::new();
     for number in 0..50 {
@@ -220,14 +225,7 @@ async fn a_crash_loses_nothing_and_the_next_process_goes_on() {
     let outbox = Shop::outbox(&database).await;
     outbox.void_lease().await.unwrap();
     let after = Calls::default();
-    let seen = after.clone();
-    let listeners = Listeners::new().on("order.placed", move |event| {
-        let seen = seen.clone();
-        async move {
-            seen.add(&event);
-        }
-    });
-    let running = Running::start(&outbox, listeners.unwrap());
+    let running = Running::start(&outbox, after.listeners());
     after.wait_for(10).await;
     running.stop().await;
     for id in &placed {

@@ -1,5 +1,6 @@
 //! The outbox on a real PostgreSQL, each test in a database of its own.
 
+mod dispatcher;
 mod leases;
 mod migrations;
 mod outbox;
