@@ -75,12 +75,16 @@ pub struct Filter {
 pub async fn run(command: DltCommand, client: &Client, output: Output) -> anyhow::Result<()> {
     match command {
         DltCommand::List(filter) => {
+            let names_a_status = filter.status.is_some();
             let page = client.dead_letters(&filter.query()).await?;
             output.print(&page, list)?;
             let (shown, total) = (page.items.len() as u64, page.total);
             if shown < total {
                 let at_least = if page.total_is_lower_bound { "at least " } else { "" };
                 say(format_args!("{shown} of {at_least}{total}: see --page and --size"));
+            }
+            if total == 0 && !names_a_status {
+                say("none is FAILED; --status ALL shows the new and the delivered ones, too");
             }
             Ok(())
         }
@@ -114,7 +118,10 @@ fn check_replay(answer: &ReplayOut, asked: usize) -> anyhow::Result<()> {
     let results = answer.results.as_deref().unwrap_or_default();
     let delivered = results.iter().filter(|result| result.status == DeadLetterStatus::Processed).count();
     if answer.results.is_some() && (delivered as u64) < answer.matched {
-        anyhow::bail!("{delivered} of {} dead letters were delivered in time", answer.matched);
+        anyhow::bail!(
+            "{delivered} of {} dead letters were delivered; the others failed again or are still on their way",
+            answer.matched
+        );
     }
     Ok(())
 }

@@ -291,12 +291,13 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
         let mut again = Vec::new();
         let mut settled = vec![Settled::Applied; settlements.len()];
         for (index, settlement) in settlements.iter().enumerate() {
-            let claimed = settlement.claimed;
-            match settlement.disposition {
-                Disposition::Done => acked.push(index),
-                disposition if failure_to_bury(disposition, park).is_some() => acked.push(index),
-                Disposition::Retry { after, counted, .. } => again.push((*after, next_attempt(claimed, *counted))),
-                Disposition::Dead(_) => acked.push(index),
+            let disposition = settlement.disposition;
+            match disposition {
+                Disposition::Retry { after, counted, .. } if failure_to_bury(disposition, park).is_none() => {
+                    again.push((*after, next_attempt(settlement.claimed, *counted)));
+                }
+                // Delivered, or buried by now.
+                _ => acked.push(index),
             }
         }
         let positions: Vec<_> = acked.iter().map(|&index| &settlements[index].claimed.item.position).collect();
