@@ -1,0 +1,69 @@
+//! MariaDB.
+
+use std::process::Command;
+
+use tokio::sync::OnceCell;
+
+use super::watched::{Server, create_database};
+
+const SCRIPT: &str = concat!(include_str!("mariadb.sh"), include_str!("watch.sh"));
+
+/// The URL of a new, empty database (utf8mb4) on a throwaway MariaDB. One server for a test binary, one database for a
+/// call.
+///
+/// The server is fast and forgets commits in a crash: a test that crashes it starts a [`MariaDb`] of its own.
+pub async fn mariadb() -> String {
+    static SERVER: OnceCell<Server> = OnceCell::const_new();
+    let fast = "--innodb-flush-log-at-trx-commit=0 --skip-innodb-doublewrite";
+    database(SERVER.get_or_init(|| Server::start(SCRIPT, fast)).await).await
+}
+
+/// A MariaDB of the caller's own, to crash and start again. Gone with the process, or when dropped.
+///
+/// What was committed survives a crash of the server, though not one of the machine: it does not wait for the disk.
+pub struct MariaDb {
+    server: Server,
+    url: String,
+}
+
+impl MariaDb {
+    /// Starts a server that holds one empty database.
+    pub async fn start() -> Self {
+        // A killed process may leave a page half written, so the doublewrite buffer stays on.
+        let server = Server::start(SCRIPT, "--innodb-flush-log-at-trx-commit=2").await;
+        let url = database(&server).await;
+        Self { server, url }
+    }
+
+    /// The URL of its database, the same through every restart.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Crashes the server (`kill -9`) and starts it again on the same port and data; returns when it accepts
+    /// connections.
+    pub async fn restart(&mut self) {
+        self.stop().await;
+        self.start_again().await;
+    }
+
+    /// Crashes the server (`kill -9`); returns when nothing listens on its port.
+    pub async fn stop(&mut self) {
+        self.server.stop().await;
+    }
+
+    /// Starts the stopped server on the same port and data; returns when it accepts connections.
+    pub async fn start_again(&mut self) {
+        self.server.start_again().await;
+    }
+}
+
+async fn database(server: &Server) -> String {
+    let port = server.port().to_string();
+    let name = create_database("CREATE DATABASE {name} CHARACTER SET utf8mb4", |sql| {
+        let mut mariadb = Command::new("mariadb");
+        mariadb.args(["--no-defaults", "-h", "127.0.0.1", "-u", "root", "-P", &port, "-e", sql]);
+        mariadb
+    });
+    format!("mysql://root@127.0.0.1:{port}/{}", name.await)
+}

@@ -1,0 +1,131 @@
+//! A server whose life hangs on a pipe.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A running or stopped server, its data included. When this process ends, however it ends, or when this is dropped, the
+/// shell that watches the pipe stops the server and removes its data.
+pub(super) struct Server {
+    port: u16,
+    // Shared with the threads that wait for the shell: a test's other tasks run on while its server restarts.
+    shell: Arc<Mutex<Shell>>,
+}
+
+impl Server {
+    /// Runs the script of a kind of server, and returns when that server accepts connections.
+    pub(super) async fn start(script: &'static str, settings: &'static str) -> Self {
+        let port = free_port();
+        let shell = blocking(move || Shell::start(script, port, settings)).await;
+        Self { port, shell: Arc::new(Mutex::new(shell)) }
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Crashes the server and returns when its process has ended.
+    pub(super) async fn stop(&self) {
+        self.order("stop").await;
+    }
+
+    /// Starts the stopped server with the data it left, and returns when it accepts connections.
+    pub(super) async fn start_again(&self) {
+        self.order("start").await;
+    }
+
+    async fn order(&self, order: &'static str) {
+        let shell = Arc::clone(&self.shell);
+        blocking(move || shell.lock().unwrap_or_else(PoisonError::into_inner).obey(order)).await;
+    }
+}
+
+/// Creates a database under a name that no other has in this process, by the command that `client` makes of the SQL
+/// statement, and returns the name.
+pub(super) async fn create_database(statement: &'static str, client: impl FnOnce(&str) -> Command) -> String {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    let name = format!("test_{}", NEXT.fetch_add(1, Ordering::Relaxed));
+    let mut command = client(&statement.replace("{name}", &name));
+    let created = blocking(move || command.output()).await;
+    let created = created.expect("the server's script found its client program");
+    assert!(created.status.success(), "{}", String::from_utf8_lossy(&created.stderr));
+    name
+}
+
+/// The shell that runs a server's script.
+struct Shell {
+    process: Child,
+    // Gone only while this is dropped.
+    orders: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Shell {
+    fn start(script: &str, port: u16, settings: &str) -> Self {
+        let mut process = Command::new("sh")
+            .args(["-c", script, "server", &port.to_string(), settings])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // What ends the test, such as a ^C, must not end the shell before it has cleaned up.
+            .process_group(0)
+            .spawn()
+            .expect("a shell");
+        let orders = process.stdin.take();
+        let answers = BufReader::new(process.stdout.take().expect("stdout is piped"));
+        let mut shell = Self { process, orders, answers };
+        shell.await_done("start");
+        shell
+    }
+
+    fn obey(&mut self, order: &str) {
+        let orders = self.orders.as_mut().expect("the shell takes orders until it is dropped");
+        writeln!(orders, "{order}").expect("the server's script runs: it has not failed before");
+        self.await_done(order);
+    }
+
+    fn await_done(&mut self, order: &str) {
+        let mut said = String::new();
+        loop {
+            let from = said.len();
+            self.answers.read_line(&mut said).expect("the server's script answers");
+            match &said[from..] {
+                "done\n" => return,
+                "" => panic!("the server did not {order}:\n{said}"),
+                _ => {}
+            }
+        }
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        drop(self.orders.take());
+        // So that the server is gone after the drop, not some time later. The shell ends by itself: nothing to report.
+        let _ = self.process.wait();
+    }
+}
+
+/// A port below those that the kernel gives to outgoing connections (from 32768). While a server is stopped, one of these
+/// could otherwise take its port; a client that dials the port could even be connected to itself.
+fn free_port() -> u16 {
+    const FIRST: u32 = 20_000;
+    const COUNT: u32 = 12_000;
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    // Processes that start servers at the same time look in different places.
+    let from = (std::process::id() % COUNT) * 16;
+    (0..COUNT)
+        .map(|_| FIRST + (from + NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT)
+        .map(|port| u16::try_from(port).expect("the range ends below 65536"))
+        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
+        .expect("a free port between 20000 and 32000")
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(failed) => std::panic::resume_unwind(failed.into_panic()),
+    }
+}
