@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use metrics_exporter_prometheus::BuildError;
+use posthaste_core::outbox;
 use posthaste_hub::{Hub, Parts, Sealer, SecretError};
 use posthaste_sql::sqlite::{Database, OpenError};
 use posthaste_webhook::{Client, ClientOptions};
@@ -78,6 +79,8 @@ impl StartError {
                 OpenError::NewerSchema { .. } | OpenError::Migration(_) => Exit::Failed,
                 _ => Exit::Unreachable,
             },
+            Self::Hub(posthaste_hub::StartError::Outbox(outbox::OpenError::Store(_))) => Exit::Unreachable,
+            Self::Hub(posthaste_hub::StartError::Outbox(_)) => Exit::Failed,
             Self::Hub(_) => Exit::Unreachable,
         }
     }

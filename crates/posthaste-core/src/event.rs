@@ -7,6 +7,8 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 use ulid::Generator;
 
+use crate::trace::TRACEPARENT;
+
 /// The aggregate type of events that name none.
 pub const GLOBAL_AGGREGATE: &str = "__GLOBAL__";
 /// The largest payload, in bytes.
@@ -107,10 +109,24 @@ impl Event {
         }
     }
 
-    /// An event whose payload is `value` as JSON.
-    pub fn json(event_type: impl Into<String>, value: &impl Serialize) -> Result<Self, EventError> {
+    /// An event whose payload is `value` as JSON, ready to be written or to be told more.
+    pub fn json(event_type: impl Into<String>, value: &impl Serialize) -> Result<EventBuilder, EventError> {
         let text = serde_json::to_string(value).map_err(|error| EventError::Json(error.to_string()))?;
-        Self::builder(event_type).text(text).build()
+        Ok(Self::text(event_type, text))
+    }
+
+    /// An event whose payload is this text, JSON as a rule, ready to be written or to be told more.
+    pub fn text(event_type: impl Into<String>, text: impl Into<String>) -> EventBuilder {
+        Self::builder(event_type).text(text.into())
+    }
+
+    /// The same event with the headers of a trace, unless it brings its own.
+    pub(crate) fn carrying(mut self, trace: &[(String, String)]) -> Self {
+        let has_its_own = self.fields.headers.iter().any(|(name, _)| name.eq_ignore_ascii_case(TRACEPARENT));
+        if !has_its_own {
+            self.fields.headers.extend_from_slice(trace);
+        }
+        self
     }
 
     pub fn id(&self) -> &str {
@@ -147,6 +163,12 @@ impl Event {
 
     pub fn headers(&self) -> &[(String, String)] {
         &self.fields.headers
+    }
+
+    /// The first value of this name, however it is spelt.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let found = self.fields.headers.iter().find(|(header, _)| header.eq_ignore_ascii_case(name));
+        found.map(|(_, value)| value.as_str())
     }
 
     pub fn content_type(&self) -> Option<&str> {
@@ -191,6 +213,30 @@ impl fmt::Debug for Event {
             .field("aggregate_id", &self.fields.aggregate_id)
             .field("delay", &self.delay())
             .finish_non_exhaustive()
+    }
+}
+
+/// What can be written: an event, or a builder that makes one.
+pub trait IntoEvent: Send {
+    /// The event, or why it is none.
+    fn into_event(self) -> Result<Event, EventError>;
+}
+
+impl IntoEvent for Event {
+    fn into_event(self) -> Result<Event, EventError> {
+        Ok(self)
+    }
+}
+
+impl IntoEvent for &Event {
+    fn into_event(self) -> Result<Event, EventError> {
+        Ok(self.clone())
+    }
+}
+
+impl IntoEvent for EventBuilder {
+    fn into_event(self) -> Result<Event, EventError> {
+        self.build()
     }
 }
 
@@ -320,7 +366,7 @@ fn is_valid_id(id: &str) -> bool {
 }
 
 /// Ids rise within a process even inside one millisecond, so that sorting by id is sorting by birth.
-fn next_id() -> String {
+pub(crate) fn next_id() -> String {
     static GENERATOR: Mutex<Generator> = Mutex::new(Generator::new());
     let mut generator = GENERATOR.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     loop {

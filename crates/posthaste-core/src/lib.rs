@@ -5,7 +5,6 @@
 //! sinks in other crates, and they are right when they pass the laws written on the traits here.
 
 mod bus_source;
-mod dispatcher;
 mod error;
 mod event;
 mod listeners;
@@ -15,21 +14,24 @@ mod relay;
 mod retry;
 mod sink;
 mod source;
+mod trace;
 mod wakeup;
 
 pub mod bus;
+pub mod outbox;
 
 pub use bus_source::{BusItem, BusSource, BusSourceOptions, Decoded};
-pub use dispatcher::{DispatcherOptions, dispatcher};
 pub use error::{BoxError, FaultKind, StoreError};
 pub use event::{
-    Delay, Event, EventBuilder, EventError, GLOBAL_AGGREGATE, MAX_EVENT_ID, MAX_HEADERS, MAX_PAYLOAD, Payload,
+    Delay, Event, EventBuilder, EventError, GLOBAL_AGGREGATE, IntoEvent, MAX_EVENT_ID, MAX_HEADERS, MAX_PAYLOAD,
+    Payload,
 };
 pub use listeners::{Interceptor, ListenerSink, Listeners, RegistrationError};
 pub use outcome::{Disposition, Failure, FailureClass, Outcome, Settled};
 pub use progress::{Progress, ProgressError};
-pub use relay::{Jitter, OnStop, Relay, RelayOptions};
+pub use relay::{HotDeadline, HotDoor, HotPermit, Jitter, OnStop, Relay, RelayOptions};
 pub use retry::{RetryPolicy, decide};
 pub use sink::{Delivery, Sink};
 pub use source::{Claim, Claimed, Settlement, Source};
+pub use trace::{TRACEPARENT, TraceContext};
 pub use wakeup::{Signal, Wakeup};

@@ -1,14 +1,19 @@
 use std::collections::HashMap;
 use std::future::Future;
-use std::marker::PhantomData;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
+use chrono::Utc;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, ready};
+use metrics::Histogram;
 use serde::de::DeserializeOwned;
+use tracing::{Instrument, field};
 
+use crate::outbox::{OutboxItem, Unroutable};
+use crate::trace::{TRACEPARENT, TraceContext};
 use crate::{Delivery, Event, Failure, GLOBAL_AGGREGATE, Outcome, Sink};
 
 type Listener = Arc<dyn Fn(Arc<Event>) -> BoxFuture<'static, Outcome> + Send + Sync>;
@@ -91,11 +96,29 @@ impl Listeners {
         R: Future<Output = O> + Send + 'static,
         O: Into<Outcome> + 'static,
     {
-        self.on(event_type, move |event| match serde_json::from_slice(event.payload().as_bytes()) {
-            Ok(value) => listener(value, event).map(Into::into).left_future(),
-            Err(error) => {
-                let failure = Failure::permanent("payload", "the payload is not what the listener takes");
-                ready(Outcome::Failed(failure.cause(error.to_string()))).right_future()
+        self.on_aggregate_json(GLOBAL_AGGREGATE, event_type, listener)
+    }
+
+    /// The same for events of aggregates of one type.
+    pub fn on_aggregate_json<T, F, R, O>(
+        self,
+        aggregate_type: impl Into<String>,
+        event_type: impl Into<String>,
+        listener: F,
+    ) -> Result<Self, RegistrationError>
+    where
+        T: DeserializeOwned + Send,
+        F: Fn(T, Arc<Event>) -> R + Send + Sync + 'static,
+        R: Future<Output = O> + Send + 'static,
+        O: Into<Outcome> + 'static,
+    {
+        self.on_aggregate(aggregate_type, event_type, move |event| {
+            match serde_json::from_slice(event.payload().as_bytes()) {
+                Ok(value) => listener(value, event).map(Into::into).left_future(),
+                Err(error) => {
+                    let failure = Failure::permanent("payload", "the payload is not what the listener takes");
+                    ready(Outcome::Failed(failure.cause(error.to_string()))).right_future()
+                }
             }
         })
     }
@@ -107,17 +130,27 @@ impl Listeners {
         self
     }
 
-    /// The sink that hands items to these listeners.
-    pub fn into_sink<T>(self) -> ListenerSink<T> {
-        ListenerSink { listeners: self, item: PhantomData }
+    /// Whether there is nothing in it.
+    pub fn is_empty(&self) -> bool {
+        self.by_key.is_empty() && self.interceptors.is_empty()
     }
 
-    async fn call(&self, event: &Arc<Event>) -> Outcome {
-        let key = (event.aggregate_type().to_owned(), event.event_type().to_owned());
-        let Some(listener) = self.by_key.get(&key) else {
-            let message = format!("no listener for {:?} of {:?}", key.1, key.0);
-            return Outcome::Failed(Failure::permanent("unroutable", message));
-        };
+    /// The sink that hands events to these listeners.
+    pub fn into_sink(
+        self,
+        unroutable: Unroutable,
+        trace: Option<Arc<dyn TraceContext>>,
+        metrics_prefix: &str,
+    ) -> ListenerSink {
+        let latency = metrics::histogram!(format!("{metrics_prefix}_dispatch_latency_seconds"));
+        ListenerSink { listeners: self, unroutable, trace, latency }
+    }
+
+    fn find(&self, event: &Event) -> Option<&Listener> {
+        self.by_key.get(&(event.aggregate_type().to_owned(), event.event_type().to_owned()))
+    }
+
+    async fn call(&self, listener: &Listener, event: &Arc<Event>) -> Outcome {
         if self.interceptors.is_empty() {
             // Creating the future is the listener's code, too.
             return caught("the listener panicked", async { listener(event.clone()).await }).await;
@@ -160,19 +193,70 @@ async fn caught<O: Into<Outcome>>(panicked: &str, code: impl Future<Output = O>)
     }
 }
 
-/// [`Listeners`] as a sink for items that carry an event.
-pub struct ListenerSink<T> {
+/// How often an event is looked at again that is left for other processes.
+const LEFT_FOR: Duration = Duration::from_secs(1);
+
+/// [`Listeners`] as a sink for the events of an outbox.
+pub struct ListenerSink {
     listeners: Listeners,
-    item: PhantomData<fn(T)>,
+    unroutable: Unroutable,
+    trace: Option<Arc<dyn TraceContext>>,
+    /// From when an event occurred to its delivery.
+    latency: Histogram,
+}
+
+impl ListenerSink {
+    async fn deliver_one(&self, item: &OutboxItem, attempt: u32) -> Outcome {
+        let event = &item.event;
+        let Some(listener) = self.listeners.find(event) else {
+            return self.unroutable(item);
+        };
+        let traceparent = event.header(TRACEPARENT);
+        let span = tracing::info_span!(
+            "deliver",
+            event_id = event.id(),
+            event_type = event.event_type(),
+            attempt,
+            traceparent,
+            outcome = field::Empty
+        );
+        if let Some(trace) = &self.trace {
+            trace.continue_in(&span, event.headers());
+        }
+        let outcome = self.listeners.call(listener, event).instrument(span.clone()).await;
+        match &outcome {
+            Outcome::Delivered => {
+                span.record("outcome", "delivered");
+                // A writer's clock that is ahead tells nothing.
+                if let Ok(latency) = (Utc::now() - event.occurred_at()).to_std() {
+                    self.latency.record(latency.as_secs_f64());
+                }
+            }
+            Outcome::Snoozed { .. } => drop(span.record("outcome", "snoozed")),
+            Outcome::Failed(failure) => drop(span.record("outcome", field::display(failure))),
+        }
+        outcome
+    }
+
+    fn unroutable(&self, item: &OutboxItem) -> Outcome {
+        let event = &item.event;
+        if let Unroutable::Leave { grace } = self.unroutable
+            && (Utc::now() - item.created_at).to_std().unwrap_or_default() < grace
+        {
+            return Outcome::Snoozed { wait: LEFT_FOR.min(grace) };
+        }
+        let message = format!("no listener for {:?} of {:?}", event.event_type(), event.aggregate_type());
+        Outcome::Failed(Failure::permanent("unroutable", message))
+    }
 }
 
 #[async_trait]
-impl<T: AsRef<Arc<Event>> + Send + Sync + 'static> Sink for ListenerSink<T> {
-    type Item = T;
+impl Sink for ListenerSink {
+    type Item = OutboxItem;
 
-    async fn deliver(&self, batch: Vec<Delivery<T>>) {
+    async fn deliver(&self, batch: Vec<Delivery<OutboxItem>>) {
         for delivery in batch {
-            let outcome = self.listeners.call(delivery.item().as_ref()).await;
+            let outcome = self.deliver_one(delivery.item(), delivery.attempt()).await;
             delivery.report(outcome);
         }
     }
@@ -184,19 +268,13 @@ mod tests {
     use crate::Claimed;
     use std::sync::Mutex;
 
-    #[derive(Clone)]
-    struct Item(Arc<Event>);
-
-    impl AsRef<Arc<Event>> for Item {
-        fn as_ref(&self) -> &Arc<Event> {
-            &self.0
-        }
+    async fn outcome_of(listeners: Listeners, event_type: &str) -> Outcome {
+        outcome_of_event(listeners, Event::text(event_type, "{}").build().unwrap(), Unroutable::Dead).await
     }
 
-    async fn outcome_of(listeners: Listeners, event_type: &str) -> Outcome {
-        let event = Event::builder(event_type).text("{}".to_owned()).build().unwrap();
-        let (delivery, outcome) = Delivery::detached(Claimed::new(Item(Arc::new(event)), 1, 0));
-        listeners.into_sink().deliver(vec![delivery]).await;
+    async fn outcome_of_event(listeners: Listeners, event: Event, unroutable: Unroutable) -> Outcome {
+        let (delivery, outcome) = Delivery::detached(Claimed::new(OutboxItem::detached(event), 1, 0));
+        listeners.into_sink(unroutable, None, "posthaste").deliver(vec![delivery]).await;
         outcome.await.unwrap()
     }
 
@@ -232,14 +310,26 @@ mod tests {
         struct Order {
             id: u64,
         }
-        let payload = |text: &str| Event::builder("order").text(text.to_owned()).build().unwrap();
+        let payload = |text: &str| Event::text("order", text).build().unwrap();
         let listeners = Listeners::new().on_json("order", |order: Order, event: Arc<Event>| async move {
             assert_eq!((order.id, event.event_type()), (7, "order"));
         });
         let listeners = listeners.unwrap();
-        assert_eq!(listeners.call(&Arc::new(payload(r#"{"id":7}"#))).await, Outcome::Delivered);
-        let Outcome::Failed(failure) = listeners.call(&Arc::new(payload("[]"))).await else { panic!("a failure") };
+        let taken = outcome_of_event(listeners.clone(), payload(r#"{"id":7}"#), Unroutable::Dead).await;
+        assert_eq!(taken, Outcome::Delivered);
+        let refused = outcome_of_event(listeners, payload("[]"), Unroutable::Dead).await;
+        let Outcome::Failed(failure) = refused else { panic!("a failure") };
         assert_eq!((failure.code.as_ref(), failure.class), ("payload", crate::FailureClass::Permanent));
+    }
+
+    #[tokio::test]
+    async fn what_nobody_here_is_for_may_be_left_for_others_for_a_while() {
+        let young = Event::text("new.type", "{}").build().unwrap();
+        let leave = Unroutable::Leave { grace: Duration::from_secs(60) };
+        let outcome = outcome_of_event(Listeners::new(), young.clone(), leave).await;
+        assert_eq!(outcome, Outcome::Snoozed { wait: LEFT_FOR });
+        let over = Unroutable::Leave { grace: Duration::ZERO };
+        assert!(matches!(outcome_of_event(Listeners::new(), young, over).await, Outcome::Failed(_)));
     }
 
     /// Writes down what happened, and fails where it is told to.

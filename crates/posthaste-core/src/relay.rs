@@ -11,6 +11,7 @@
 mod claimer;
 mod flow;
 mod held;
+mod hot;
 mod meters;
 mod queue;
 mod settler;
@@ -28,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{RetryPolicy, Sink, Source};
 use flow::Flow;
 pub(crate) use held::Held;
+pub use hot::{HotDeadline, HotDoor, HotPermit};
 
 /// Instants have an end: a wait beyond this is this.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
@@ -38,7 +40,7 @@ pub type Jitter = Arc<dyn Fn() -> f64 + Send + Sync>;
 /// How one relay runs.
 #[derive(Clone)]
 pub struct RelayOptions {
-    /// How many calls of the sink run at once.
+    /// How many calls of the sink run at once. With 0 nothing is delivered: for tests.
     pub workers: usize,
     /// How many items a call of the sink gets at most.
     pub chunk: usize,
@@ -59,6 +61,8 @@ pub struct RelayOptions {
     pub drain: Duration,
     pub on_stop: OnStop,
     pub jitter: Jitter,
+    /// What the names of its metrics begin with.
+    pub metrics_prefix: String,
 }
 
 /// What becomes of items that are claimed but not yet given to the sink when the relay is asked to stop.
@@ -85,6 +89,7 @@ impl Default for RelayOptions {
             drain: Duration::from_secs(5),
             on_stop: OnStop::Release,
             jitter: Arc::new(fastrand::f64),
+            metrics_prefix: "posthaste".to_owned(),
         }
     }
 }
@@ -101,12 +106,17 @@ impl<S: Source, K: Sink<Item = S::Item>> Relay<S, K> {
         Self { sink, flow: Arc::new(Flow::new(name.into(), source, options)) }
     }
 
+    /// A way in for at most `capacity` items at a time that are claimed already.
+    pub fn hot_door(&self, capacity: usize) -> HotDoor<S::Item> {
+        HotDoor::new(self.flow.clone(), capacity)
+    }
+
     /// Runs until `stop`, then drains. Dropping the future instead is a crash: what was claimed stays claimed until
     /// its lease ends.
     pub async fn run(self, stop: CancellationToken) {
         let flow = self.flow;
         let mut workers = JoinSet::new();
-        for _ in 0..flow.options.workers.max(1) {
+        for _ in 0..flow.options.workers {
             workers.spawn(work(flow.clone(), self.sink.clone()));
         }
         let no_more_outcomes = CancellationToken::new();
@@ -118,6 +128,7 @@ impl<S: Source, K: Sink<Item = S::Item>> Relay<S, K> {
 
         claimer::claim(&flow, &stop).await;
 
+        flow.refuse_hot();
         if flow.options.on_stop == OnStop::Release {
             flow.release_queued();
         }

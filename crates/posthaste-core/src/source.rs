@@ -65,7 +65,8 @@ pub struct Settlement<'a, T> {
 /// - `a_counted_retry_counts_and_waits`, `an_uncounted_retry_waits_only`.
 /// - `dead_is_not_claimable`, `done_is_not_claimable`.
 ///
-/// For items with a key, also `a_key_is_claimed_by_one_owner_at_a_time` and `a_waiting_head_blocks_its_key_only`.
+/// For items with a key, also `a_key_is_claimed_by_one_owner_at_a_time`, `a_waiting_head_blocks_its_key_only` and
+/// `a_key_keeps_its_order_through_retries`.
 #[async_trait]
 pub trait Source: Send + Sync + 'static {
     type Item: Send + Sync + 'static;

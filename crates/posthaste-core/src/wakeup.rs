@@ -1,5 +1,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 
@@ -14,6 +15,10 @@ struct Inner {
     notify: Notify,
     pending: AtomicU8,
 }
+
+/// When to look for a row whose commit cannot be seen: most commit within a millisecond, a few take longer.
+pub(crate) const PROBES: [Duration; 4] =
+    [Duration::from_millis(1), Duration::from_millis(5), Duration::from_millis(25), Duration::from_millis(125)];
 
 /// How soon there may be something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

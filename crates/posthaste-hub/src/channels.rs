@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::bus::Bus;
+use posthaste_core::outbox::{OutboxItem, Table};
 use posthaste_core::{Delivery, Failure, OnStop, Outcome, RelayOptions, RetryPolicy, Sink, StoreError};
-use posthaste_sql::sqlite::{Log, Outbox, OutboxItem};
+use posthaste_sql::sqlite::{Log, OutboxStore};
 use tokio::time::sleep;
 
 use crate::envelope;
@@ -18,7 +19,7 @@ use crate::topics::TopicNames;
 pub struct Channels(Arc<Inner>);
 
 struct Inner {
-    outbox: Outbox,
+    outbox: Table<OutboxStore>,
     bus: Arc<dyn Bus>,
     topics: TopicNames,
     relays: Relays,
@@ -45,7 +46,7 @@ pub enum ChannelError {
 }
 
 impl Channels {
-    pub(crate) fn new(outbox: Outbox, bus: Arc<dyn Bus>, relays: Relays, settings: &Settings) -> Self {
+    pub(crate) fn new(outbox: Table<OutboxStore>, bus: Arc<dyn Bus>, relays: Relays, settings: &Settings) -> Self {
         let topics = TopicNames::new(&settings.topic_prefix);
         Self(Arc::new(Inner {
             outbox,

@@ -3,9 +3,9 @@ use std::time::Duration;
 
 use posthaste_api::{Domain, MAX_TIMEOUT};
 use posthaste_core::bus::{Bus, Quarantine, Topics};
+use posthaste_core::outbox::{Mode, Reader, Table, TableName};
 use posthaste_core::{BusSource, BusSourceOptions, OnStop, RelayOptions, RetryPolicy, StoreError};
-use posthaste_sql::TableName;
-use posthaste_sql::sqlite::{Database, Letters, Log, LogOptions, OpenError, Outbox, OutboxError, Reader, Registry};
+use posthaste_sql::sqlite::{Database, Letters, Log, LogOptions, OpenError, OutboxStore, Registry};
 use posthaste_webhook::Client;
 
 use crate::channels::Channels;
@@ -32,7 +32,7 @@ const LONGEST_REQUEST: Duration = MAX_TIMEOUT.saturating_add(Duration::from_secs
 /// All services of one process, running.
 pub struct Hub {
     pub(crate) database: Database,
-    pub(crate) outbox: Outbox,
+    pub(crate) outbox: Table<OutboxStore>,
     pub(crate) log: Log,
     pub(crate) letters: Letters,
     pub(crate) topics: TopicNames,
@@ -58,7 +58,7 @@ pub enum StartError {
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error(transparent)]
-    Outbox(#[from] OutboxError),
+    Outbox(#[from] posthaste_core::outbox::OpenError),
     #[error("the database does not answer")]
     Store(#[from] StoreError),
 }
@@ -68,12 +68,13 @@ impl Hub {
         let Parts { database, client, sealer, settings, alone } = parts;
         database.migrate_hub().await?;
         let lease = settings.outbox.lease;
-        let outbox = Outbox::open(database.clone(), TableName::default(), Reader::Channels, lease).await?;
+        let outbox = database.outbox(TableName::default(), Mode::SingleNode).await?;
+        let outbox = Table::open(outbox, Reader::Channels, lease).await?;
         let log = Log::new(database.clone(), LogOptions { lease, ..LogOptions::default() });
         let letters = Letters::new(database.clone(), lease);
         let registry = Registry::new(database.clone());
         if alone {
-            outbox.void_lease().await?;
+            outbox.store().void_lease().await?;
             log.void_leases().await?;
             letters.void_leases().await?;
         }

@@ -1,8 +1,10 @@
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures_util::future::join_all;
+use posthaste_core::outbox::Table;
 use posthaste_core::{Event, StoreError};
-use posthaste_sql::sqlite::{Ingested, Outbox};
+use posthaste_sql::sqlite::{Ingested, OutboxStore};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::channels::{ChannelError, Channels};
@@ -50,7 +52,7 @@ pub enum IngestError {
 }
 
 impl Ingest {
-    pub(crate) fn start(outbox: Outbox, channels: Channels) -> Self {
+    pub(crate) fn start(outbox: Table<OutboxStore>, channels: Channels) -> Self {
         let (requests, waiting) = mpsc::channel(WAITING);
         tokio::spawn(serve(outbox, waiting));
         Self { requests, channels }
@@ -94,7 +96,7 @@ impl Ingest {
     }
 }
 
-async fn serve(outbox: Outbox, mut requests: mpsc::Receiver<Request>) {
+async fn serve(outbox: Table<OutboxStore>, mut requests: mpsc::Receiver<Request>) {
     while let Some(first) = requests.recv().await {
         let mut size = first.events.len();
         let mut group = vec![first];
@@ -110,13 +112,14 @@ async fn serve(outbox: Outbox, mut requests: mpsc::Receiver<Request>) {
     }
 }
 
-async fn store_together(outbox: &Outbox, group: Vec<Request>) {
+async fn store_together(outbox: &Table<OutboxStore>, group: Vec<Request>) {
     if group.is_empty() {
         return;
     }
     let events: Vec<_> = group.iter().flat_map(|request| request.events.iter().cloned()).collect();
-    match outbox.ingest(events).await {
+    match outbox.store().ingest(events.clone()).await {
         Ok(ingested) => {
+            wake(outbox, &events, &ingested);
             let mut ingested = ingested.into_iter();
             for request in group {
                 let answer = ingested.by_ref().take(request.events.len()).collect();
@@ -129,10 +132,21 @@ async fn store_together(outbox: &Outbox, group: Vec<Request>) {
     }
 }
 
-async fn store_alone(outbox: &Outbox, request: Request) {
+async fn store_alone(outbox: &Table<OutboxStore>, request: Request) {
+    let events = request.events.clone();
     let stored = match request.atomic {
-        true => outbox.ingest_atomic(request.events).await,
-        false => outbox.ingest(request.events).await,
+        true => outbox.store().ingest_atomic(events).await,
+        false => outbox.store().ingest(events).await,
     };
+    if let Ok(ingested) = &stored {
+        wake(outbox, &request.events, ingested);
+    }
     let _ = request.reply.send(stored.map_err(Arc::new));
+}
+
+/// Makes the channels of what is stored look now.
+fn wake(outbox: &Table<OutboxStore>, events: &[Arc<Event>], ingested: &[Ingested]) {
+    let stored = events.iter().zip(ingested).filter(|(_, ingested)| **ingested == Ingested::Stored);
+    let types: BTreeSet<&str> = stored.map(|(event, _)| event.event_type()).collect();
+    types.into_iter().for_each(|event_type| outbox.wake(event_type));
 }

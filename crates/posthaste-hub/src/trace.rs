@@ -1,7 +1,8 @@
 use posthaste_api::proto::OutboxEvent;
 use posthaste_api::{DeliveryState, Domain, EventTrace, OutboxState, OutboxStatus, TopicPosition, TracedDelivery};
 use posthaste_core::StoreError;
-use posthaste_sql::sqlite::{self, LogEntry, OutboxRow};
+use posthaste_core::outbox::{self, OutboxRow, Upkeep};
+use posthaste_sql::sqlite::LogEntry;
 use prost::Message;
 use uuid::Uuid;
 
@@ -11,7 +12,7 @@ use crate::letters;
 impl Hub {
     /// Where an event is: its row, its records on the bus, its deliveries, its dead letters. `None`: never heard of it.
     pub async fn trace(&self, event_id: &str) -> Result<Option<EventTrace>, StoreError> {
-        let row = self.outbox.find(event_id).await?;
+        let row = self.outbox.store().find(event_id).await?;
         let records = self.log.records_of(event_id).await?;
         let dead_letters = self.letters.of_event(event_id).await?;
         if row.is_none() && records.is_empty() && dead_letters.is_empty() {
@@ -49,14 +50,14 @@ fn position(entry: &LogEntry) -> TopicPosition {
 }
 
 fn outbox_state(row: OutboxRow) -> OutboxState {
-    let pending = matches!(row.status, sqlite::OutboxStatus::New | sqlite::OutboxStatus::Retry);
+    let pending = matches!(row.status, outbox::OutboxStatus::New | outbox::OutboxStatus::Retry);
     OutboxState {
         status: match row.status {
-            sqlite::OutboxStatus::New => OutboxStatus::New,
-            sqlite::OutboxStatus::Done => OutboxStatus::Processed,
-            sqlite::OutboxStatus::Retry | sqlite::OutboxStatus::Dead => OutboxStatus::Failed,
+            outbox::OutboxStatus::New => OutboxStatus::New,
+            outbox::OutboxStatus::Done => OutboxStatus::Processed,
+            outbox::OutboxStatus::Retry | outbox::OutboxStatus::Dead => OutboxStatus::Failed,
         },
-        exhausted: row.status == sqlite::OutboxStatus::Dead,
+        exhausted: row.status == outbox::OutboxStatus::Dead,
         attempts: row.attempts,
         next_attempt_at: pending.then_some(row.available_at),
         last_error: row.last_error,

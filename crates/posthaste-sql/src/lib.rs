@@ -1,19 +1,24 @@
 //! Every line of SQL of Posthaste, so that a database expert has one place to read.
 //!
-//! One module per database and feature, each with the same table of contents: the database itself (connections, one
-//! grouping writer, migrations), the outbox table, the built-in log, the dead letters and the registry. SQLite has all
-//! of it, PostgreSQL the outbox. What they have in common, and no SQL, is in the modules beside them.
+//! One module per database and feature, each with the same table of contents: the outbox table as a
+//! [`Store`](posthaste_core::outbox::Store), its migrations, the inbox. SQLite also has what the hub needs: the database
+//! itself with one grouping writer, the built-in log, the dead letters and the registry. What they have in common, and
+//! no SQL, is in the modules beside them.
 
+mod database_kind;
 #[cfg(feature = "sqlite")]
 pub mod letters;
 mod migrations;
-pub mod outbox;
+#[cfg(feature = "mysql")]
+pub mod mysql;
+mod outbox;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "sqlite")]
 pub mod registry;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
-mod table_name;
 
-pub use table_name::{BadTableName, TableName};
+pub use database_kind::{DatabaseKind, UnknownDatabase};
+pub use migrations::MigrationText;
+pub use posthaste_core::outbox::{BadTableName, TableName};

@@ -1,75 +1,51 @@
-//! What an outbox is in every database: its words, and what a process remembers of its claims.
+//! What the outbox has in common in every database, and no SQL.
 
-use std::fmt;
+use std::sync::Arc;
 
-use posthaste_core::Failure;
+use chrono::{DateTime, Utc};
+use posthaste_core::Event;
 
 pub(crate) use self::headers::{read_headers, write_headers};
-pub(crate) use self::holdings::Holdings;
-pub use self::rows::{OutboxItem, OutboxRow, OutboxStatus};
 
 mod headers;
-mod holdings;
-mod rows;
 
-/// What the payloads of one claim may bring into memory, but for one that is larger alone.
-pub(crate) const MAX_CLAIM_BYTES: usize = 16 << 20;
+/// How many events one statement inserts, and how much their payloads weigh but for one that is larger alone.
+const CHUNK: usize = 500;
+const CHUNK_BYTES: usize = 8 << 20;
 
-/// How much of a failure a row keeps, in characters.
-const LONGEST_ERROR: usize = 4_000;
+/// How many rows of a key are unparked when one before them is finished.
+pub(crate) const UNPARKED: usize = 100;
 
-/// Which kind of reader a table has. It has one for good: an event that the one kind cannot route would be the
-/// other's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reader {
-    /// Listeners in this process, one source for all event types.
-    Dispatcher,
-    /// The event hub's channels, one source per event type.
-    Channels,
+/// Parts of a size that one statement can carry.
+pub(crate) fn chunks<'a, 'e>(mut events: &'a [&'e Event]) -> impl Iterator<Item = &'a [&'e Event]> {
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fitting = events.iter().take(CHUNK).take_while(|event| {
+            let fits = bytes == 0 || bytes + event.weight() <= CHUNK_BYTES;
+            bytes += event.weight();
+            fits
+        });
+        let (chunk, rest) = events.split_at(fitting.count());
+        events = rest;
+        (!chunk.is_empty()).then_some(chunk)
+    })
 }
 
-impl Reader {
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            Self::Dispatcher => "dispatcher",
-            Self::Channels => "channels",
-        }
-    }
+/// What the events of one aggregate have in common, and no others; nothing where there is no aggregate id.
+pub(crate) fn key_of(aggregate_type: &str, aggregate_id: Option<&str>) -> Option<Arc<str>> {
+    // The length tells where the type ends, whatever characters there are.
+    aggregate_id.map(|id| format!("{}:{aggregate_type}:{id}", aggregate_type.len()).into())
 }
 
-impl fmt::Display for Reader {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.word())
-    }
-}
-
-/// How the processes that read a table keep out of each other's way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// One process reads at a time and claims in its memory, under a leased and fenced owner row: one write per event.
-    /// A second one waits until the first gave it up.
-    SingleNode,
-    /// Any number of processes read, and each leases the rows that it claims: two writes per event.
-    MultiNode,
-}
-
-#[cfg(feature = "postgres")]
-impl Mode {
-    pub(crate) fn word(self) -> &'static str {
-        match self {
-            Self::SingleNode => "single_node",
-            Self::MultiNode => "multi_node",
-        }
-    }
-}
-
-/// A failure as a row keeps it.
-pub(crate) fn error_text(failure: &Failure) -> String {
-    let text = failure.to_string();
-    match text.char_indices().nth(LONGEST_ERROR) {
-        None => text,
-        Some(_) => text.chars().take(LONGEST_ERROR - 3).chain("...".chars()).collect(),
-    }
+/// Until when an event was delayed by who wrote it, as far as its row still tells: a retry overwrites it.
+pub(crate) fn delayed_until(
+    available_at: DateTime<Utc>,
+    created_at: DateTime<Utc>,
+    occurred_at: DateTime<Utc>,
+    attempts: u32,
+) -> Option<DateTime<Utc>> {
+    let is_delayed = attempts == 0 && available_at > created_at && available_at > occurred_at;
+    is_delayed.then_some(available_at)
 }
 
 #[cfg(test)]
@@ -77,11 +53,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_is_cut_at_whole_characters() {
-        let of = |length: usize| error_text(&Failure::transient("c", "é".repeat(length)));
-        assert_eq!(of(LONGEST_ERROR - 3), format!("c: {}", "é".repeat(LONGEST_ERROR - 3)));
-        let cut = of(LONGEST_ERROR);
-        assert_eq!(cut.chars().count(), LONGEST_ERROR);
-        assert!(cut.ends_with("é..."));
+    fn a_statement_carries_five_hundred_events_or_eight_mebibytes() {
+        let event = |length: usize| Event::text("t", "x".repeat(length)).build().unwrap();
+        let lengths = |event: &Event, count: usize| {
+            let events = vec![event; count];
+            chunks(&events).map(<[&Event]>::len).collect::<Vec<_>>()
+        };
+        assert_eq!(lengths(&event(1), 0), [0; 0]);
+        assert_eq!(lengths(&event(1), 1_100), [500, 500, 100]);
+        assert_eq!(lengths(&event(1_048_576), 10), [7, 3]);
+    }
+
+    #[test]
+    fn keys_do_not_run_into_each_other() {
+        assert_ne!(key_of("a:b", Some("c")), key_of("a", Some("b:c")));
+        assert_eq!(key_of("a", None), None);
     }
 }

@@ -1,47 +1,56 @@
-//! The library's relay on a table of its own: business code writes in its transaction, a listener is called after it.
+//! The library on a file of its own: business code writes in its transaction, a listener is called after it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use posthaste_core::{DispatcherOptions, Event, Failure, Listeners, Outcome, Relay, RetryPolicy, Source, dispatcher};
-use posthaste_sql::TableName;
-use posthaste_sql::sqlite::{Database, Outbox, OutboxStatus, Reader};
-use sqlx::sqlite::SqlitePool;
+use posthaste_core::outbox::{
+    Mode, OpenError, Outbox, OutboxBuilder, OutboxStatus, Reader, Settings, StartError, Store, Table, TableName,
+};
+use posthaste_core::{Event, Failure, Listeners, Outcome, RetryPolicy, Source};
+use posthaste_sql::sqlite::{Database, OutboxStore};
+use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
 use tempfile::TempDir;
 use tokio::sync::Notify;
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
+
+const MODES: [Mode; 3] = [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED];
 
 struct Shop {
     /// The service's own pool, which knows nothing of Posthaste.
     pool: SqlitePool,
-    outbox: Outbox,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Shop {
     async fn open() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let url = format!("sqlite://{}", folder.path().join("shop.db").display());
-        let database = Database::open(&url).await.unwrap();
-        let outbox = Self::outbox(&database).await;
-        let pool = SqlitePool::connect(&url).await.unwrap();
+        let options = SqliteConnectOptions::new().filename(folder.path().join("shop.db")).create_if_missing(true);
+        let pool = SqlitePool::connect_with(options).await.unwrap();
         sqlx::query("CREATE TABLE orders (id INTEGER PRIMARY KEY)").execute(&pool).await.unwrap();
-        Self { pool, outbox, _folder: folder }
+        Self { pool, folder }
     }
 
-    async fn outbox(database: &Database) -> Outbox {
-        let table = TableName::new("shop_outbox").unwrap();
-        Outbox::open(database.clone(), table, Reader::Dispatcher, Duration::from_secs(30)).await.unwrap()
+    fn outbox(&self, mode: Mode) -> OutboxBuilder<SqlitePool, OutboxStore> {
+        let settings = Settings {
+            table: TableName::new("shop_outbox").unwrap(),
+            mode,
+            retry: RetryPolicy::Exponential {
+                base: Duration::from_millis(20),
+                max: Duration::from_millis(50),
+                max_attempts: Some(3),
+            },
+            // Long, so that only wake-ups and due times explain a delivery.
+            poll_interval: Duration::from_secs(3_600),
+            ..Settings::default()
+        };
+        Outbox::new(self.pool.clone()).settings(settings)
     }
 
-    /// One order and its event, in one transaction.
-    async fn place(&self, number: i64, commit: bool) -> String {
-        let mut transaction = self.pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
+    /// One order and its event, in one transaction that the outbox sees the end of.
+    async fn place(&self, outbox: &Outbox<OutboxStore>, number: i64, commit: bool) -> String {
+        let mut transaction = outbox.begin().await.unwrap();
         sqlx::query("INSERT INTO orders (id) VALUES (?)").bind(number).execute(&mut *transaction).await.unwrap();
-        let event = Event::json("order.placed", &number).unwrap();
-        let id = self.outbox.write(&mut transaction, &event).await.unwrap();
+        let id = outbox.write(&mut transaction, order(number)).await.unwrap().unwrap();
         match commit {
             true => transaction.commit().await.unwrap(),
             false => transaction.rollback().await.unwrap(),
@@ -49,9 +58,22 @@ impl Shop {
         id
     }
 
-    async fn status(&self, id: &str) -> OutboxStatus {
-        self.outbox.find(id).await.unwrap().unwrap().status
+    /// The same in a transaction of sqlx.
+    async fn place_plainly(&self, outbox: &Outbox<OutboxStore>, number: i64) -> String {
+        let mut transaction = self.pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
+        sqlx::query("INSERT INTO orders (id) VALUES (?)").bind(number).execute(&mut *transaction).await.unwrap();
+        let id = outbox.write(&mut transaction, order(number)).await.unwrap().unwrap();
+        transaction.commit().await.unwrap();
+        id
     }
+}
+
+fn order(number: i64) -> Event {
+    Event::json("order.placed", &number).unwrap().build().unwrap()
+}
+
+async fn status(outbox: &Outbox<OutboxStore>, id: &str) -> OutboxStatus {
+    outbox.find(id).await.unwrap().unwrap().status
 }
 
 /// What listeners were called with.
@@ -61,12 +83,15 @@ struct Calls(Arc<(Mutex<Vec<String>>, Notify)>);
 impl Calls {
     /// Listeners that only remember.
     fn listeners(&self) -> Listeners {
+        self.answering(|_| Outcome::Delivered)
+    }
+
+    /// Listeners whose answer depends on how often they were called with the same event.
+    fn answering(&self, answer: impl Fn(usize) -> Outcome + Send + Sync + Clone + 'static) -> Listeners {
         let calls = self.clone();
         let listening = Listeners::new().on("order.placed", move |event| {
-            let calls = calls.clone();
-            async move {
-                calls.add(&event);
-            }
+            let (calls, answer) = (calls.clone(), answer.clone());
+            async move { answer(calls.add(&event)) }
         });
         listening.unwrap()
     }
@@ -86,6 +111,8 @@ impl Calls {
         let enough = async {
             loop {
                 let called = self.0.1.notified();
+                tokio::pin!(called);
+                called.as_mut().enable();
                 if self.count() >= count {
                     return;
                 }
@@ -96,152 +123,187 @@ impl Calls {
     }
 }
 
-struct Running {
-    stop: CancellationToken,
-    relay: JoinHandle<()>,
-}
-
-impl Running {
-    fn start(outbox: &Outbox, listeners: Listeners) -> Self {
-        let options = DispatcherOptions {
-            retry: RetryPolicy::Exponential {
-                base: Duration::from_millis(20),
-                max: Duration::from_millis(50),
-                max_attempts: Some(3),
-            },
-            // Long, so that only wake-ups and due times explain a delivery.
-            poll_interval: Duration::from_secs(3_600),
-            ..DispatcherOptions::default()
-        };
-        let relay: Relay<_, _> = dispatcher(outbox.dispatcher_source(), listeners, options);
-        let stop = CancellationToken::new();
-        Self { relay: tokio::spawn(relay.run(stop.clone())), stop }
-    }
-
-    async fn stop(self) {
-        self.stop.cancel();
-        self.relay.await.unwrap();
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn a_listener_is_called_once_for_what_committed_and_never_for_what_did_not() {
-    let shop = Shop::open().await;
-    let calls = Calls::default();
-    let running = Running::start(&shop.outbox, calls.listeners());
-    let rolled_back = shop.place(-1, false).await;
-    let mut placed = Vec::new();
-    for number in 0..50 {
-        placed.push(shop.place(number, true).await);
+    for mode in MODES {
+        let shop = Shop::open().await;
+        let calls = Calls::default();
+        let outbox = shop.outbox(mode).listeners(calls.listeners()).start().await.unwrap();
+        let rolled_back = shop.place(&outbox, -1, false).await;
+        let mut placed = Vec::new();
+        for number in 0..25 {
+            placed.push(shop.place(&outbox, number, true).await);
+            placed.push(shop.place_plainly(&outbox, 100 + number).await);
+        }
+        calls.wait_for(50).await;
+        outbox.close().await;
+        let mut counts: HashMap<String, usize> = HashMap::new();
+        calls.0.0.lock().unwrap().iter().for_each(|id| *counts.entry(id.clone()).or_default() += 1);
+        assert!(placed.iter().all(|id| counts.get(id) == Some(&1)), "deliveries == events when nothing crashes");
+        assert!(!counts.contains_key(&rolled_back));
+        for id in &placed {
+            assert_eq!(status(&outbox, id).await, OutboxStatus::Done);
+        }
     }
-    calls.wait_for(50).await;
-    running.stop().await;
-    let mut counts: HashMap<String, usize> = HashMap::new();
-    calls.0.0.lock().unwrap().iter().for_each(|id| *counts.entry(id.clone()).or_default() += 1);
-    assert!(placed.iter().all(|id| counts.get(id) == Some(&1)), "deliveries == events when nothing crashes");
-    assert!(!counts.contains_key(&rolled_back));
-    for id in &placed {
-        assert_eq!(shop.status(id).await, OutboxStatus::Done);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_writers_at_once_and_the_dispatcher_do_not_get_in_each_others_way() {
+    for mode in MODES {
+        let shop = Arc::new(Shop::open().await);
+        let calls = Calls::default();
+        let outbox = shop.outbox(mode).listeners(calls.listeners()).start().await.unwrap();
+        let writers = (0..8).map(|writer| {
+            let (shop, outbox) = (shop.clone(), outbox.clone());
+            tokio::spawn(async move {
+                for number in 0..50 {
+                    shop.place(&outbox, writer * 1_000 + number, true).await;
+                }
+            })
+        });
+        for writer in writers.collect::<Vec<_>>() {
+            writer.await.unwrap();
+        }
+        calls.wait_for(400).await;
+        outbox.close().await;
+        assert_eq!(calls.count(), 400, "{mode:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn failures_and_panics_are_counted_until_the_event_is_dead() {
-    let shop = Shop::open().await;
-    let calls = Calls::default();
-    let seen = calls.clone();
-    let listeners = Listeners::new().on("order.placed", move |event| {
-        let seen = seen.clone();
-        async move {
-            match seen.add(&event) {
-                1 => Outcome::Failed(Failure::transient("shop", "closed")),
-                2 => panic!("the shop burns"),
-                _ => Outcome::Failed(Failure::transient("shop", "gone")),
-            }
-        }
-    });
-    let running = Running::start(&shop.outbox, listeners.unwrap());
-    let id = shop.place(1, true).await;
-    calls.wait_for(3).await;
-    running.stop().await;
-    let row = shop.outbox.find(&id).await.unwrap().unwrap();
-    assert_eq!((row.status, row.last_error.as_deref()), (OutboxStatus::Dead, Some("shop: gone")));
-    assert_eq!(calls.count(), 3, "three attempts and no more");
+    for mode in MODES {
+        let shop = Shop::open().await;
+        let calls = Calls::default();
+        let listeners = calls.answering(|call| match call {
+            1 => Outcome::Failed(Failure::transient("shop", "closed")),
+            2 => panic!("the shop burns"),
+            _ => Outcome::Failed(Failure::transient("shop", "gone")),
+        });
+        let outbox = shop.outbox(mode).listeners(listeners).start().await.unwrap();
+        let id = shop.place(&outbox, 1, true).await;
+        calls.wait_for(3).await;
+        outbox.close().await;
+        let row = outbox.find(&id).await.unwrap().unwrap();
+        assert_eq!((row.status, row.last_error.as_deref()), (OutboxStatus::Dead, Some("shop: gone")));
+        assert_eq!(calls.count(), 3, "three attempts and no more");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_snooze_costs_no_attempt_and_an_unroutable_event_is_dead_at_once() {
-    let shop = Shop::open().await;
-    let calls = Calls::default();
-    let seen = calls.clone();
-    let listeners = Listeners::new().on("order.placed", move |event| {
-        let seen = seen.clone();
-        async move {
-            match seen.add(&event) {
-                1..=5 => Outcome::Snoozed { wait: Duration::from_millis(10) },
-                _ => Outcome::Delivered,
-            }
-        }
-    });
-    let running = Running::start(&shop.outbox, listeners.unwrap());
-    let id = shop.place(1, true).await;
-    let mut connection = shop.pool.acquire().await.unwrap();
-    let stray = Event::json("order.unknown", &1).unwrap();
-    shop.outbox.write(&mut connection, &stray).await.unwrap();
-    shop.outbox.committed();
-    calls.wait_for(6).await;
-    running.stop().await;
-    let row = shop.outbox.find(&id).await.unwrap().unwrap();
-    assert_eq!((row.status, row.attempts), (OutboxStatus::Done, 0));
-    let stray = shop.outbox.find(stray.id()).await.unwrap().unwrap();
-    assert_eq!((stray.status, stray.attempts), (OutboxStatus::Dead, 0));
-    assert!(stray.last_error.unwrap().starts_with("unroutable"));
+    for mode in MODES {
+        let shop = Shop::open().await;
+        let calls = Calls::default();
+        let listeners = calls.answering(|call| match call {
+            1..=5 => Outcome::Snoozed { wait: Duration::from_millis(10) },
+            _ => Outcome::Delivered,
+        });
+        let outbox = shop.outbox(mode).listeners(listeners).start().await.unwrap();
+        let id = shop.place(&outbox, 1, true).await;
+        let mut transaction = outbox.begin().await.unwrap();
+        let stray = Event::json("order.unknown", &1).unwrap();
+        let stray = outbox.write(&mut transaction, stray).await.unwrap().unwrap();
+        transaction.commit().await.unwrap();
+        calls.wait_for(6).await;
+        outbox.close().await;
+        let row = outbox.find(&id).await.unwrap().unwrap();
+        assert_eq!((row.status, row.attempts), (OutboxStatus::Done, 0));
+        let stray = outbox.find(&stray).await.unwrap().unwrap();
+        assert_eq!((stray.status, stray.attempts), (OutboxStatus::Dead, 0));
+        assert!(stray.last_error.unwrap().starts_with("unroutable"));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_loses_nothing_and_the_next_process_goes_on() {
     let shop = Shop::open().await;
-    let calls = Calls::default();
-    let seen = calls.clone();
-    let hanging = Listeners::new().on("order.placed", move |event| {
-        let seen = seen.clone();
-        async move {
-            seen.add(&event);
-            std::future::pending::<()>().await;
-        }
-    });
-    let crashing = Running::start(&shop.outbox, hanging.unwrap());
-    let mut placed = Vec::new();
-    for number in 0..10 {
-        placed.push(shop.place(number, true).await);
-    }
-    calls.wait_for(4).await;
-    crashing.relay.abort();
-    assert!(crashing.relay.await.unwrap_err().is_cancelled());
+    // A process that claimed and died.
+    let store = Database::open(&format!("sqlite://{}", shop.folder.path().join("shop.db").display())).await.unwrap();
+    let store = store.outbox(TableName::new("shop_outbox").unwrap(), Mode::SingleNode).await.unwrap();
+    let crashed = Table::open(store, Reader::Dispatcher, Duration::from_secs(30)).await.unwrap();
+    let events: Vec<Event> = (0..10).map(order).collect();
+    let ids: Vec<String> = events.iter().map(|event| event.id().to_owned()).collect();
+    crashed.store().ingest(events.into_iter().map(Arc::new).collect()).await.unwrap();
+    let claimed = crashed.dispatcher_source().claim(4).await.unwrap();
+    assert_eq!(claimed.items.len(), 4);
 
-    // The next process: another owner on the same table, told that nobody else is there.
-    let folder = shop._folder.path().join("shop.db");
-    let database = Database::open(&format!("sqlite://{}", folder.display())).await.unwrap();
-    let outbox = Shop::outbox(&database).await;
-    outbox.void_lease().await.unwrap();
-    let after = Calls::default();
-    let running = Running::start(&outbox, after.listeners());
-    after.wait_for(10).await;
-    running.stop().await;
-    for id in &placed {
-        assert_eq!(outbox.find(id).await.unwrap().unwrap().status, OutboxStatus::Done);
+    // The next one, told that nobody else is there.
+    crashed.store().void_lease().await.unwrap();
+    let calls = Calls::default();
+    let outbox = shop.outbox(Mode::SingleNode).listeners(calls.listeners()).start().await.unwrap();
+    calls.wait_for(10).await;
+    outbox.close().await;
+    for id in &ids {
+        assert_eq!(status(&outbox, id).await, OutboxStatus::Done);
     }
-    assert_eq!(after.count(), 10);
+    assert_eq!(calls.count(), 10);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clean_stop_leaves_the_rest_to_another_node() {
+    for mode in MODES {
+        let shop = Shop::open().await;
+        let calls = Calls::default();
+        let seen = calls.clone();
+        let busy = shop.outbox(mode).workers(1).settings(Settings {
+            drain: Duration::from_millis(50),
+            workers: 1,
+            mode,
+            table: TableName::new("shop_outbox").unwrap(),
+            ..Settings::default()
+        });
+        let busy = busy.on("order.placed", move |event| {
+            let seen = seen.clone();
+            async move {
+                seen.add(&event);
+                std::future::pending::<()>().await;
+            }
+        });
+        let busy = busy.start().await.unwrap();
+        for number in 0..5 {
+            shop.place(&busy, number, true).await;
+        }
+        calls.wait_for(1).await;
+        busy.close().await;
+        let after = Calls::default();
+        let next = shop.outbox(mode).listeners(after.listeners()).start().await.unwrap();
+        after.wait_for(5).await;
+        next.close().await;
+        assert_eq!(after.count(), 5, "{mode:?}");
+    }
 }
 
 #[tokio::test]
 async fn a_table_of_a_dispatcher_is_not_read_by_channels() {
     let shop = Shop::open().await;
-    let database =
-        Database::open(&format!("sqlite://{}", shop._folder.path().join("shop.db").display())).await.unwrap();
-    let table = TableName::new("shop_outbox").unwrap();
-    let refused = Outbox::open(database, table, Reader::Channels, Duration::from_secs(30)).await;
-    let message = refused.err().expect("refused").to_string();
-    assert!(message.contains("table") && message.contains("dispatcher"), "{message}");
-    assert!(shop.outbox.dispatcher_source().claim(1).await.unwrap().items.is_empty());
+    let outbox = shop.outbox(Mode::SingleNode).listeners(Calls::default().listeners()).start().await.unwrap();
+    let file = format!("sqlite://{}", shop.folder.path().join("shop.db").display());
+    let database = Database::open(&file).await.unwrap();
+    let store = database.outbox(outbox.table().store().table().clone(), Mode::SingleNode).await.unwrap();
+    let refused = Table::open(store, Reader::Channels, Duration::from_secs(30)).await;
+    let error = refused.err().expect("refused");
+    assert!(matches!(error, OpenError::OtherReader { .. }), "{error}");
+    let other_mode = shop.outbox(Mode::MultiNode).listeners(Calls::default().listeners()).start().await;
+    assert!(matches!(other_mode.err().unwrap(), StartError::Open(OpenError::OtherMode { .. })));
+    outbox.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_only_writes_writes_for_any_mode() {
+    for mode in MODES {
+        let shop = Shop::open().await;
+        let calls = Calls::default();
+        let reader = shop.outbox(mode).listeners(calls.listeners()).start().await.unwrap();
+        let table = TableName::new("shop_outbox").unwrap();
+        let writer = Outbox::<OutboxStore>::new(shop.pool.clone());
+        let writer = writer.settings(Settings { table, mode: Mode::WriterOnly, ..Settings::default() });
+        let writer = writer.start().await.unwrap();
+        shop.place(&writer, 1, true).await;
+        // Here nobody can be told: whoever reads finds it when it looks.
+        reader.committed();
+        calls.wait_for(1).await;
+        reader.close().await;
+        writer.close().await;
+    }
 }

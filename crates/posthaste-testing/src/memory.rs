@@ -1,274 +1,172 @@
-use std::collections::{BTreeMap, HashSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use posthaste_core::{Claim, Claimed, Disposition, Failure, Settled, Settlement, Source, StoreError, Wakeup};
+use chrono::{DateTime, Utc};
+use posthaste_core::outbox::{Mode, OpenError, OutboxRow, Pool, TableName};
+use posthaste_core::{FaultKind, StoreError};
 use tokio::time::Instant;
 
-/// A table of items in memory that several owners claim from: the whole life of an outbox row, without a database.
+mod claim;
+mod outbox;
+mod table;
+mod tamper;
+mod transaction;
+mod upkeep;
+
+pub use outbox::MemoryOutbox;
+pub(crate) use table::MemoryTable;
+pub use transaction::{MemoryConnection, MemoryTransaction};
+
+/// A database of nothing but outbox tables, in memory: the whole life of an event, to test a service without a database.
 ///
-/// It lives on tokio's clock, so a test that pauses the clock also owns its leases.
-pub struct MemoryStore<T> {
-    rows: Arc<Mutex<BTreeMap<u64, MemoryRow<T>>>>,
-    lease: Duration,
-    wakeups: Arc<Mutex<Vec<Wakeup>>>,
-    owners: Arc<AtomicU64>,
+/// Give it to [`Outbox::new`](posthaste_core::outbox::Outbox::new) in place of a pool of connections. Clones are the same
+/// database. It lives on tokio's clock, so a test that pauses the clock also owns leases and due times.
+///
+/// ```
+/// use posthaste_core::Event;
+/// use posthaste_core::outbox::{Mode, Outbox, OutboxStatus};
+/// use posthaste_testing::MemoryDatabase;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let database = MemoryDatabase::new();
+/// let outbox = Outbox::new(database.clone()).mode(Mode::WriterOnly).start().await?;
+/// let mut transaction = outbox.begin().await?;
+/// outbox.write(&mut transaction, Event::text("order.placed", "{}")).await?;
+/// assert!(database.rows("outbox_event").is_empty());
+/// transaction.commit().await?;
+/// assert_eq!(database.rows("outbox_event")[0].status, OutboxStatus::New);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct MemoryDatabase(Arc<Shared>);
+
+struct Shared {
+    /// When it was made, by both clocks: times are the second, moved by what has passed on the first.
+    made: (Instant, i64),
+    state: Mutex<State>,
 }
 
-/// One row, as a test may look at it.
-#[derive(Clone, Debug)]
-pub struct MemoryRow<T> {
-    pub item: Arc<T>,
-    pub key: Option<Arc<str>>,
-    pub status: MemoryStatus,
-    pub attempts: u32,
-    /// How often a claim of it ended by expiry.
-    pub lease_losses: u32,
-    pub last_failure: Option<Failure>,
-    due: Instant,
-    lock: Option<Lock>,
+/// Everything in it.
+#[derive(Default)]
+pub(crate) struct State {
+    tables: HashMap<String, MemoryTable>,
+    failing_commits: usize,
+    lost_commits: usize,
+    refusals: usize,
+    commits: usize,
+    rollbacks: usize,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MemoryStatus {
-    New,
-    Done,
-    Retry,
-    Dead,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Lock {
-    owner: u64,
-    /// Two claims by one owner are two claims.
-    claim: u64,
-    until: Instant,
-}
-
-/// What a [`MemorySource`] hands out.
-#[derive(Clone, Debug)]
-pub struct MemoryItem<T> {
-    pub seq: u64,
-    pub item: Arc<T>,
-    claim: u64,
-}
-
-/// One owner's view of a [`MemoryStore`].
-pub struct MemorySource<T> {
-    store: MemoryStore<T>,
-    owner: u64,
-    wakeup: Wakeup,
-}
-
-impl<T> Clone for MemoryStore<T> {
-    fn clone(&self) -> Self {
-        Self { rows: self.rows.clone(), lease: self.lease, wakeups: self.wakeups.clone(), owners: self.owners.clone() }
+impl Default for MemoryDatabase {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
-impl<T: Send + Sync + 'static> MemoryStore<T> {
-    pub fn new(lease: Duration) -> Self {
-        Self { rows: Arc::default(), lease, wakeups: Arc::default(), owners: Arc::new(AtomicU64::new(1)) }
+impl MemoryDatabase {
+    /// An empty one.
+    pub fn new() -> Self {
+        let made = (Instant::now(), Utc::now().timestamp_micros());
+        Self(Arc::new(Shared { made, state: Mutex::default() }))
     }
 
-    /// Adds an item and wakes every source; answers its number, which is its place in the order.
-    pub fn insert(&self, item: T, key: Option<&str>, delay: Duration) -> u64 {
-        let mut rows = self.lock();
-        let seq = rows.last_key_value().map_or(0, |(last, _)| last + 1);
-        let row = MemoryRow {
-            item: Arc::new(item),
-            key: key.map(Arc::from),
-            status: MemoryStatus::New,
-            attempts: 0,
-            lease_losses: 0,
-            last_failure: None,
-            due: Instant::now() + delay,
-            lock: None,
-        };
-        rows.insert(seq, row);
-        drop(rows);
-        self.wake();
-        seq
+    /// Begins a transaction of the service, as one of sqlx would be: the outbox cannot see its end.
+    pub async fn begin(&self) -> Result<MemoryTransaction, StoreError> {
+        drop(self.statement("begin a transaction")?);
+        Ok(MemoryTransaction::new(self.clone()))
     }
 
-    /// A new owner: a new process, as far as the store can tell.
-    pub fn source(&self) -> MemorySource<T> {
-        let wakeup = Wakeup::default();
-        self.wakeups.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(wakeup.clone());
-        MemorySource { store: self.clone(), owner: self.owners.fetch_add(1, Ordering::Relaxed), wakeup }
+    /// All rows of a table, in the order of their numbers; none where nobody opened it.
+    pub fn rows(&self, table: &str) -> Vec<OutboxRow> {
+        self.look(table, |table| table.rows().map(|row| row.as_seen()).collect()).unwrap_or_default()
     }
 
-    pub fn row(&self, seq: u64) -> Option<MemoryRow<T>>
-    where
-        T: Clone,
-    {
-        self.lock().get(&seq).cloned()
+    /// The next commits fail, and nothing of them is applied.
+    pub fn fail_commits(&self, count: usize) {
+        self.lock().failing_commits = count;
     }
 
-    pub fn rows<R>(&self, look: impl FnOnce(&BTreeMap<u64, MemoryRow<T>>) -> R) -> R {
-        look(&self.lock())
+    /// The next commits are applied, but who asked for them never learns it: their outcome is unknown.
+    pub fn lose_commits(&self, count: usize) {
+        self.lock().lost_commits = count;
     }
 
-    /// Makes a dead item new again; whether there was one.
-    pub fn replay(&self, seq: u64) -> bool {
-        let mut rows = self.lock();
-        let Some(row) = rows.get_mut(&seq).filter(|row| row.status == MemoryStatus::Dead) else {
-            return false;
-        };
-        row.status = MemoryStatus::New;
-        row.attempts = 0;
-        row.due = Instant::now();
-        drop(rows);
-        self.wake();
-        true
+    /// The next statements fail as if the database were out of reach.
+    pub fn refuse(&self, statements: usize) {
+        self.lock().refusals = statements;
     }
 
-    fn wake(&self) {
-        self.wakeups.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).iter().for_each(Wakeup::wake);
+    /// How many transactions have committed.
+    pub fn commits(&self) -> usize {
+        self.lock().commits
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, MemoryRow<T>>> {
-        self.rows.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-}
-
-impl<T> MemoryRow<T> {
-    fn is_pending(&self) -> bool {
-        matches!(self.status, MemoryStatus::New | MemoryStatus::Retry)
+    /// How many transactions were rolled back, or dropped.
+    pub fn rollbacks(&self) -> usize {
+        self.lock().rollbacks
     }
 
-    fn is_held(&self, now: Instant) -> bool {
-        self.lock.is_some_and(|lock| now < lock.until)
+    /// The database's clock, in microseconds since 1970.
+    pub(crate) fn now(&self) -> i64 {
+        let (instant, micros) = self.0.made;
+        micros.saturating_add(in_micros(instant.elapsed()))
     }
 
-    /// Whether this very claim still holds the row.
-    pub fn is_held_by(&self, owner: u64, claim: u64, now: Instant) -> bool {
-        self.lock.is_some_and(|lock| lock.owner == owner && lock.claim == claim && now < lock.until)
+    pub(crate) fn look<R>(&self, table: &str, look: impl FnOnce(&MemoryTable) -> R) -> Option<R> {
+        self.lock().tables.get(table).map(look)
     }
-}
 
-impl<T> MemorySource<T> {
-    pub fn owner(&self) -> u64 {
-        self.owner
-    }
-}
-
-impl<T> MemoryItem<T> {
-    pub fn claim(&self) -> u64 {
-        self.claim
-    }
-}
-
-/// Pending rows in the order of a claim. A key whose head waits, is dead or is held by somebody is left out whole.
-fn claimable<T>(rows: &BTreeMap<u64, MemoryRow<T>>, now: Instant) -> Vec<u64> {
-    let mut blocked: HashSet<Arc<str>> = HashSet::new();
-    let mut free = Vec::new();
-    for (seq, row) in rows.iter().filter(|(_, row)| row.status != MemoryStatus::Done) {
-        let ready = row.is_pending() && row.due <= now && !row.is_held(now);
-        match &row.key {
-            Some(key) if blocked.contains(key) => {}
-            Some(key) if !ready => drop(blocked.insert(key.clone())),
-            _ if ready => free.push((row.key.is_none().then_some(row.due), *seq)),
-            _ => {}
+    /// The state, for one statement.
+    fn statement(&self, doing: &str) -> Result<MutexGuard<'_, State>, StoreError> {
+        let mut state = self.lock();
+        match state.refusals {
+            0 => Ok(state),
+            _ => {
+                state.refusals -= 1;
+                Err(StoreError::new(doing, FaultKind::Passing, "the database in memory was told to refuse"))
+            }
         }
     }
-    // Rows of a key stay in insertion order whatever their due times: its head has made them wait.
-    free.sort_by_key(|(due, seq)| (due.unwrap_or(now), *seq));
-    free.into_iter().map(|(_, seq)| seq).collect()
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl State {
+    fn table(&mut self, name: &TableName) -> &mut MemoryTable {
+        if !self.tables.contains_key(name.as_str()) {
+            self.tables.insert(name.as_str().to_owned(), MemoryTable::default());
+        }
+        match self.tables.get_mut(name.as_str()) {
+            Some(table) => table,
+            None => unreachable!("it is there now"),
+        }
+    }
 }
 
 #[async_trait]
-impl<T: Send + Sync + 'static> Source for MemorySource<T> {
-    type Item = MemoryItem<T>;
-
-    async fn claim(&self, limit: usize) -> Result<Claim<Self::Item>, StoreError> {
-        let now = Instant::now();
-        let mut rows = self.store.lock();
-        let mut chosen = claimable(&rows, now);
-        chosen.truncate(limit);
-        let claim = self.store.owners.fetch_add(1, Ordering::Relaxed);
-        let mut items = Vec::with_capacity(chosen.len());
-        for seq in chosen {
-            let Some(row) = rows.get_mut(&seq) else { continue };
-            row.lease_losses += u32::from(row.lock.is_some());
-            row.lock = Some(Lock { owner: self.owner, claim, until: now + self.store.lease });
-            let item = MemoryItem { seq, item: row.item.clone(), claim };
-            items.push(Claimed { key: row.key.clone(), ..Claimed::new(item, row.attempts + 1, 1) });
-        }
-        let waiting = rows.values().filter(|row| row.is_pending());
-        let next = waiting.map(|row| row.lock.map_or(row.due, |lock| lock.until.max(row.due))).min();
-        Ok(Claim { items, next_due: next.map(|due| due.saturating_duration_since(now)) })
+impl Pool<MemoryOutbox> for MemoryDatabase {
+    async fn open(&self, table: TableName, mode: Mode) -> Result<MemoryOutbox, OpenError> {
+        self.statement("open an outbox table")?.table(&table);
+        Ok(MemoryOutbox::new(self.clone(), table, mode))
     }
+}
 
-    async fn settle(&self, settlements: &[Settlement<'_, Self::Item>]) -> Result<Vec<Settled>, StoreError> {
-        let now = Instant::now();
-        let mut rows = self.store.lock();
-        let settle_one = |settlement: &Settlement<'_, Self::Item>| {
-            let item = &settlement.claimed.item;
-            let Some(row) = rows.get_mut(&item.seq).filter(|row| row.is_held_by(self.owner, item.claim, now)) else {
-                return Settled::LostLease;
-            };
-            row.lock = None;
-            match settlement.disposition {
-                Disposition::Done => row.status = MemoryStatus::Done,
-                Disposition::Dead(failure) => {
-                    row.status = MemoryStatus::Dead;
-                    row.last_failure = Some(failure.clone());
-                }
-                Disposition::Retry { after, counted, failure } => {
-                    row.status = if failure.is_some() { MemoryStatus::Retry } else { MemoryStatus::New };
-                    row.attempts += u32::from(*counted);
-                    // A wait without end is one that no test outlives.
-                    row.due = now + (*after).min(Duration::from_secs(100 * 365 * 24 * 60 * 60));
-                    row.last_failure = failure.clone();
-                }
-            }
-            Settled::Applied
-        };
-        Ok(settlements.iter().map(settle_one).collect())
-    }
+/// A wait without end is one that no test outlives.
+fn in_micros(time: Duration) -> i64 {
+    const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+    time.min(CENTURY).as_micros() as i64
+}
 
-    async fn renew(&self, held: &[&Claimed<Self::Item>]) -> Result<Vec<Settled>, StoreError> {
-        let now = Instant::now();
-        let mut rows = self.store.lock();
-        let renew_one = |claimed: &&Claimed<Self::Item>| {
-            let item = &claimed.item;
-            match rows.get_mut(&item.seq).filter(|row| row.is_held_by(self.owner, item.claim, now)) {
-                Some(row) => {
-                    row.lock = row.lock.map(|lock| Lock { until: now + self.store.lease, ..lock });
-                    Settled::Applied
-                }
-                None => Settled::LostLease,
-            }
-        };
-        Ok(held.iter().map(renew_one).collect())
-    }
-
-    async fn release(&self, held: &[&Claimed<Self::Item>]) -> Result<(), StoreError> {
-        let now = Instant::now();
-        let mut rows = self.store.lock();
-        for claimed in held {
-            let item = &claimed.item;
-            if let Some(row) = rows.get_mut(&item.seq).filter(|row| row.is_held_by(self.owner, item.claim, now)) {
-                row.lock = None;
-            }
-        }
-        drop(rows);
-        self.store.wake();
-        Ok(())
-    }
-
-    async fn close(&self) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    fn lease(&self) -> Duration {
-        self.store.lease
-    }
-
-    fn wakeup(&self) -> &Wakeup {
-        &self.wakeup
-    }
+fn date(micros: i64) -> DateTime<Utc> {
+    DateTime::from_timestamp_micros(micros).unwrap_or(DateTime::<Utc>::MAX_UTC)
 }

@@ -1,17 +1,23 @@
-//! A seeded simulation of relays on one store: crashes between any two steps, lost leases, slow and failing sinks.
+//! A seeded simulation of services that share one outbox: crashes between any two steps, lost leases, lost answers, slow
+//! and failing listeners.
 //!
-//! Everything random comes from one seed and time is tokio's paused clock, so a seed that fails fails again.
-//! First comes a storm, in which every step may go wrong; then calm, in which everything must come to an end.
+//! Every node is a real [`Outbox`] on the database in memory. Everything random comes from one seed and time is tokio's
+//! paused clock, so a seed that fails fails again. First comes a storm, in which every step may go wrong; then calm, in
+//! which everything must come to an end.
 
 mod checker;
 mod node;
+mod store;
 mod world;
+mod writer;
 
 use std::time::Duration;
 
+use posthaste_core::StoreError;
+use posthaste_core::outbox::{DeadFilter, Mode, Outbox, StartError};
 use tokio::time::{Instant, sleep};
 
-use crate::MemoryStore;
+use crate::{MemoryDatabase, MemoryOutbox};
 use node::Nodes;
 use world::World;
 
@@ -20,75 +26,131 @@ pub use checker::Violation;
 /// How a run differs from the ordinary, to show that the checker sees what it must see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
+    /// Not at all.
     None,
-    /// One claimed item is settled as done without a delivery.
+    /// One claimed event is settled as done without a delivery.
     LoseOne,
-    /// One claimed item is handed out twice.
+    /// One claimed event is handed out twice; where rows are leased.
     ClaimOneTwice,
-    /// Runs of a key are delivered without waiting for their head.
+    /// Runs of a key are delivered without waiting for their head; in ordered mode.
     ForgetOrder,
+    /// What is rolled back is committed all the same.
+    CommitRollbacks,
+    /// Nobody is told that another owns the table, and settlements count whoever makes them.
+    IgnoreFence,
 }
 
 /// What happened in one run.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    pub items: usize,
+    /// Committed events.
+    pub events: usize,
+    /// How often a listener was called.
     pub deliveries: usize,
+    /// Processes that died.
     pub crashes: usize,
+    /// Deliveries that succeeded and were not the first of their event to do so.
     pub duplicates: usize,
+    /// Events that an operator gave up.
+    pub discarded: usize,
+    /// Of what was delivered where and when: two runs with the same one went the same way.
+    pub digest: u64,
 }
 
 const LEASE: Duration = Duration::from_secs(30);
+const TABLE: &str = "outbox_event";
 
 /// Runs one seed to its end.
-pub fn simulate(seed: u64, sabotage: Sabotage) -> Result<Summary, Violation> {
+pub fn simulate(seed: u64, mode: Mode, sabotage: Sabotage) -> Result<Summary, Violation> {
+    // Of the jitter of retries, which is drawn from this thread's generator.
+    fastrand::seed(seed);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     match runtime {
-        Ok(runtime) => runtime.block_on(run(seed, sabotage)),
+        Ok(runtime) => runtime.block_on(run(seed, mode, sabotage)),
         Err(error) => Err(Violation::new(format!("no runtime: {error}"))),
     }
 }
 
-async fn run(seed: u64, sabotage: Sabotage) -> Result<Summary, Violation> {
+async fn run(seed: u64, mode: Mode, sabotage: Sabotage) -> Result<Summary, Violation> {
     let mut chance = fastrand::Rng::with_seed(seed);
-    let store = MemoryStore::new(LEASE);
-    let world = World::new(store.clone(), chance.fork(), sabotage);
-    let mut nodes = Nodes::start(&world, chance.usize(1..=3));
+    let world = World::new(MemoryDatabase::new(), mode, chance.fork(), sabotage);
+    let operator = Operator::start(&world).await?;
+    let mut nodes = Nodes::start(&world, chance.usize(1..=3)).await?;
 
-    let items = chance.usize(10..=60);
-    let keys = chance.usize(1..=8);
-    for number in 0..items {
-        let key =
-            (chance.f64() < 0.5 || sabotage == Sabotage::ForgetOrder).then(|| format!("key-{}", chance.usize(0..keys)));
-        let delay = if chance.f64() < 0.1 { Duration::from_secs(chance.u64(1..20)) } else { Duration::ZERO };
-        store.insert(number, key.as_deref(), delay);
-        if chance.f64() < 0.3 {
-            sleep(Duration::from_millis(chance.u64(0..2_000))).await;
+    for _ in 0..chance.usize(6..=24) {
+        writer::start(&world, nodes.any(&mut chance), &mut chance);
+        if chance.f64() < 0.6 {
+            sleep(Duration::from_millis(chance.u64(0..3_000))).await;
         }
-        nodes.replace_fallen(&mut chance).await;
+        nodes.replace_fallen(&mut chance).await?;
     }
-    let storm = Duration::from_secs(chance.u64(10..120));
-    let end = Instant::now() + storm;
-    while Instant::now() < end {
+    let storm = Instant::now() + Duration::from_secs(chance.u64(10..90));
+    while Instant::now() < storm {
         sleep(Duration::from_millis(chance.u64(100..3_000))).await;
-        nodes.replace_fallen(&mut chance).await;
+        nodes.replace_fallen(&mut chance).await?;
+        if chance.f64() < 0.2 {
+            operator.look_after_the_dead(&mut chance).await?;
+        }
     }
     world.calm();
-    settle_down(&world, &mut nodes, &mut chance).await?;
+    settle_down(&world, &operator, &mut nodes, &mut chance).await?;
     nodes.stop().await;
     world.check()
 }
 
-/// With nothing going wrong any more, every item must be done; an operator replays what died in the storm.
-async fn settle_down(world: &World, nodes: &mut Nodes, chance: &mut fastrand::Rng) -> Result<(), Violation> {
+/// With nothing going wrong any more, every event must be done; an operator looks after what died.
+async fn settle_down(
+    world: &World,
+    operator: &Operator,
+    nodes: &mut Nodes,
+    chance: &mut fastrand::Rng,
+) -> Result<(), Violation> {
     let end = Instant::now() + Duration::from_secs(3_600);
     while Instant::now() < end {
-        nodes.replace_fallen(chance).await;
-        world.replay_dead();
-        if world.all_done() {
+        nodes.replace_fallen(chance).await?;
+        operator.look_after_the_dead(chance).await?;
+        if world.is_all_done() {
             return Ok(());
         }
         sleep(Duration::from_secs(5)).await;
     }
     Err(world.unfinished())
+}
+
+/// Somebody with a tool, whom nothing befalls.
+struct Operator {
+    world: World,
+    outbox: Outbox<MemoryOutbox>,
+}
+
+impl Operator {
+    async fn start(world: &World) -> Result<Self, Violation> {
+        let outbox = Outbox::new(world.database.clone()).mode(Mode::WriterOnly).start().await?;
+        Ok(Self { world: world.clone(), outbox })
+    }
+
+    async fn look_after_the_dead(&self, chance: &mut fastrand::Rng) -> Result<(), Violation> {
+        for row in self.outbox.dead().list(&DeadFilter::all(), 100).await? {
+            if chance.f64() < 0.8 {
+                self.outbox.dead().replay(&row.event_id).await?;
+                self.world.ledger(|ledger| ledger.replayed(row.seq));
+            } else {
+                self.outbox.dead().discard(&row.event_id).await?;
+                self.world.ledger(|ledger| ledger.discarded(row.seq));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl From<StartError> for Violation {
+    fn from(error: StartError) -> Self {
+        Self::new(format!("an outbox did not start: {error}"))
+    }
+}
+
+impl From<StoreError> for Violation {
+    fn from(error: StoreError) -> Self {
+        Self::new(format!("the database in memory failed: {}", error.chain()))
+    }
 }

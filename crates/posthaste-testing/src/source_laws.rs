@@ -85,6 +85,7 @@ macro_rules! keyed_source_laws {
             $start, $crate::source_laws::LONG_LEASE =>
             a_key_is_claimed_by_one_owner_at_a_time
             a_waiting_head_blocks_its_key_only
+            a_key_keeps_its_order_through_retries
         );
     };
 }
@@ -338,6 +339,35 @@ pub async fn a_waiting_head_blocks_its_key_only<H: KeyedSourceHarness>(harness: 
         a_moment().await;
     }
     assert_eq!(seen, ["b1", "a1", "a2"]);
+}
+
+/// Whoever claims it, whatever of it fails, and whatever is released behind that.
+pub async fn a_key_keeps_its_order_through_retries<H: KeyedSourceHarness>(harness: &H) {
+    let sources = [harness.open().await, harness.open().await];
+    let labels: Vec<String> = (1..=12).map(|number| format!("a{number}")).collect();
+    for label in &labels {
+        harness.insert_keyed(label, "a").await;
+    }
+    let mut seen = Vec::new();
+    let deadline = Instant::now() + DEADLINE;
+    for source in sources.iter().cycle() {
+        if seen.len() == labels.len() || Instant::now() > deadline {
+            break;
+        }
+        let items = source.claim(5).await.unwrap().items;
+        let Some((head, rest)) = items.split_first() else {
+            a_moment().await;
+            continue;
+        };
+        let fails = head.attempt == 1 && seen.len() % 3 == 2;
+        let disposition = if fails { retry(Duration::ZERO, true) } else { Disposition::Done };
+        assert_eq!(settle(source, head, disposition).await, Settled::Applied);
+        source.release(&rest.iter().collect::<Vec<_>>()).await.unwrap();
+        if !fails {
+            seen.push(harness.label(&head.item));
+        }
+    }
+    assert_eq!(seen, labels);
 }
 
 fn failure() -> Failure {

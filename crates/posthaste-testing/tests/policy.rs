@@ -18,6 +18,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         "posthaste-cli",
         &["posthaste-core", "posthaste-sql", "posthaste-webhook", "posthaste-api", "posthaste-hub", "posthaste-server"],
     ),
+    ("posthaste", &["posthaste-core", "posthaste-sql"]),
     ("posthaste-testing", &["posthaste-core"]),
 ];
 
@@ -93,6 +94,8 @@ fn sql_stands_in_posthaste_sql_only() {
     for name in ours(&metadata()).keys().filter(|name| *name != "posthaste-sql") {
         for file in sources(&workspace().join("crates").join(name).join("src")) {
             let source = std::fs::read_to_string(&file).expect("a source file");
+            // Examples in the documentation are a service's own.
+            let source: String = source.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
             for statement in ["SELECT ", "INSERT INTO ", "DELETE FROM ", "CREATE TABLE "] {
                 assert!(!source.contains(statement), "{} holds SQL: {statement}", file.display());
             }
@@ -106,7 +109,8 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
         let path = entry.expect("an entry").path();
         match path.is_dir() {
             true => files.extend(sources(&path)),
-            false => files.push(path),
+            false if path.extension().is_some_and(|extension| extension == "rs") => files.push(path),
+            false => {}
         }
     }
     files

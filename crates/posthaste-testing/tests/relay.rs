@@ -1,18 +1,69 @@
 //! The engine's promises one by one, on the store and the sink in memory and on a clock that tests own.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use posthaste_core::{Failure, OnStop, Outcome, Relay, RelayOptions, RetryPolicy};
-use posthaste_testing::{MemoryItem, MemorySink, MemoryStatus, MemoryStore};
+use async_trait::async_trait;
+use posthaste_core::outbox::{
+    Mode, OutboxItem, OutboxRow, OutboxSource, OutboxStatus, Pool, Reader, Store, Table, TableName,
+};
+use posthaste_core::{
+    Claim, Claimed, Event, Failure, OnStop, Outcome, Relay, RelayOptions, RetryPolicy, Settled, Settlement, Source,
+    StoreError, Wakeup,
+};
+use posthaste_testing::{MemoryDatabase, MemoryOutbox, MemorySink};
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 const LEASE: Duration = Duration::from_secs(30);
 
-type Store = MemoryStore<&'static str>;
-type RecordingSink = MemorySink<MemoryItem<&'static str>>;
+type RecordingSink = MemorySink<OutboxItem>;
+
+/// An outbox in memory that tells all who read it what is written.
+struct Rows {
+    store: MemoryOutbox,
+    database: MemoryDatabase,
+    readers: Mutex<Vec<Table<MemoryOutbox>>>,
+}
+
+impl Rows {
+    async fn new() -> Self {
+        let database = MemoryDatabase::new();
+        let store = database.open(TableName::default(), Mode::ORDERED).await.unwrap();
+        Self { store, database, readers: Mutex::default() }
+    }
+
+    /// A new process, as far as the database can tell.
+    async fn open(&self) -> Table<MemoryOutbox> {
+        let table = Table::open(self.store.clone(), Reader::Dispatcher, LEASE).await.unwrap();
+        self.readers.lock().unwrap().push(table.clone());
+        table
+    }
+
+    async fn insert(&self, label: &str, key: Option<&str>, delay: Duration) {
+        self.insert_many(label, 1, key, delay).await;
+    }
+
+    async fn insert_many(&self, label: &str, count: usize, key: Option<&str>, delay: Duration) {
+        let mut transaction = self.store.begin().await.unwrap();
+        for _ in 0..count {
+            let delay = (!delay.is_zero()).then_some(delay);
+            let event = Event::text("test", label).aggregate_id(key.map(str::to_owned)).deliver_after(delay);
+            self.store.insert(&mut transaction, &[&event.build().unwrap()], None).await.unwrap();
+        }
+        transaction.commit().await.unwrap();
+        self.readers.lock().unwrap().iter().for_each(Table::committed);
+    }
+
+    fn all(&self) -> Vec<OutboxRow> {
+        self.database.rows("outbox_event")
+    }
+
+    fn first(&self) -> OutboxRow {
+        self.all().remove(0)
+    }
+}
 
 struct Running {
     relay: JoinHandle<()>,
@@ -20,9 +71,13 @@ struct Running {
 }
 
 impl Running {
-    fn start(store: &Store, sink: &RecordingSink, options: RelayOptions) -> Self {
+    async fn start(rows: &Rows, sink: &RecordingSink, options: RelayOptions) -> Self {
+        Self::on(rows.open().await.dispatcher_source(), sink, options)
+    }
+
+    fn on(source: impl Source<Item = OutboxItem>, sink: &RecordingSink, options: RelayOptions) -> Self {
         let stop = CancellationToken::new();
-        let relay = Relay::new("test", Arc::new(store.source()), Arc::new(sink.clone()), options);
+        let relay = Relay::new("test", Arc::new(source), Arc::new(sink.clone()), options);
         Self { relay: tokio::spawn(relay.run(stop.clone())), stop }
     }
 
@@ -40,39 +95,83 @@ fn options() -> RelayOptions {
     }
 }
 
-fn insert_many(store: &Store, label: &'static str, count: usize) {
-    for _ in 0..count {
-        store.insert(label, None, Duration::ZERO);
+/// A source whose answers and questions may be long on their way.
+struct Slow {
+    source: OutboxSource<MemoryOutbox>,
+    claim_answers_after: Duration,
+    /// The first one only.
+    renewal_arrives_after: Mutex<Duration>,
+}
+
+#[async_trait]
+impl Source for Slow {
+    type Item = OutboxItem;
+
+    async fn claim(&self, limit: usize) -> Result<Claim<OutboxItem>, StoreError> {
+        let claim = self.source.claim(limit).await?;
+        if !claim.items.is_empty() {
+            sleep(self.claim_answers_after).await;
+        }
+        Ok(claim)
+    }
+
+    async fn settle(&self, settlements: &[Settlement<'_, OutboxItem>]) -> Result<Vec<Settled>, StoreError> {
+        self.source.settle(settlements).await
+    }
+
+    async fn renew(&self, held: &[&Claimed<OutboxItem>]) -> Result<Vec<Settled>, StoreError> {
+        let wait = std::mem::take(&mut *self.renewal_arrives_after.lock().unwrap());
+        sleep(wait).await;
+        self.source.renew(held).await
+    }
+
+    async fn release(&self, held: &[&Claimed<OutboxItem>]) -> Result<(), StoreError> {
+        self.source.release(held).await
+    }
+
+    async fn close(&self) -> Result<(), StoreError> {
+        self.source.close().await
+    }
+
+    fn lease(&self) -> Duration {
+        self.source.lease()
+    }
+
+    fn wakeup(&self) -> &Wakeup {
+        self.source.wakeup()
     }
 }
 
-fn labels(items: &[MemoryItem<&'static str>]) -> Vec<&'static str> {
-    items.iter().map(|item| *item.item).collect()
+fn taking(time: Duration) -> RecordingSink {
+    RecordingSink::answering(move |_, _| async move {
+        sleep(time).await;
+        Outcome::Delivered
+    })
 }
 
-fn status(store: &Store, seq: u64) -> MemoryStatus {
-    store.row(seq).unwrap().status
+fn label(item: &OutboxItem) -> String {
+    String::from_utf8(item.event.payload().as_bytes().to_vec()).unwrap()
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_wake_up_and_not_the_poll_brings_a_new_item() {
-    let (store, sink) = (Store::new(LEASE), RecordingSink::accepting());
-    let running = Running::start(&store, &sink, options());
-    tokio::time::sleep(Duration::from_secs(60)).await;
+    let (rows, sink) = (Rows::new().await, RecordingSink::accepting());
+    let running = Running::start(&rows, &sink, options()).await;
+    sleep(Duration::from_secs(60)).await;
     let before = Instant::now();
-    store.insert("late", None, Duration::ZERO);
+    rows.insert("late", None, Duration::ZERO).await;
     sink.wait_for_delivered(1).await;
     assert!(before.elapsed() < Duration::from_millis(10));
     running.stop().await;
-    assert_eq!(status(&store, 0), MemoryStatus::Done);
+    assert_eq!(rows.first().status, OutboxStatus::Done);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_delayed_item_comes_when_it_is_due_and_not_before() {
-    let (store, sink) = (Store::new(LEASE), RecordingSink::accepting());
-    store.insert("later", None, Duration::from_secs(90));
+    let (rows, sink) = (Rows::new().await, RecordingSink::accepting());
+    rows.insert("later", None, Duration::from_secs(90)).await;
     let before = Instant::now();
-    let running = Running::start(&store, &sink, options());
+    let running = Running::start(&rows, &sink, options()).await;
     sink.wait_for_delivered(1).await;
     assert!((90_000..90_100).contains(&before.elapsed().as_millis()), "{:?}", before.elapsed());
     running.stop().await;
@@ -80,9 +179,9 @@ async fn a_delayed_item_comes_when_it_is_due_and_not_before() {
 
 #[tokio::test(start_paused = true)]
 async fn one_hanging_item_never_holds_the_others() {
-    let store = Store::new(LEASE);
+    let rows = Rows::new().await;
     let sink = RecordingSink::answering(|item, _| {
-        let hangs = *item.item == "hangs";
+        let hangs = label(item) == "hangs";
         async move {
             if hangs {
                 std::future::pending::<()>().await;
@@ -90,66 +189,66 @@ async fn one_hanging_item_never_holds_the_others() {
             Outcome::Delivered
         }
     });
-    store.insert("hangs", None, Duration::ZERO);
-    insert_many(&store, "fine", 500);
-    let running = Running::start(&store, &sink, RelayOptions { workers: 2, chunk: 100, ..options() });
+    rows.insert("hangs", None, Duration::ZERO).await;
+    rows.insert_many("fine", 500, None, Duration::ZERO).await;
+    let running = Running::start(&rows, &sink, RelayOptions { workers: 2, chunk: 100, ..options() }).await;
     sink.wait_for_delivered(500).await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(status(&store, 0), MemoryStatus::New);
-    assert!((1..=500).all(|seq| status(&store, seq) == MemoryStatus::Done), "the others are on record, too");
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(rows.first().status, OutboxStatus::New);
+    assert!(rows.all()[1..].iter().all(|row| row.status == OutboxStatus::Done), "the others are on record, too");
     running.stop().await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_failing_item_is_retried_and_then_dead() {
-    let store = Store::new(LEASE);
+    let rows = Rows::new().await;
     let sink = RecordingSink::answering(|_, _| async { Outcome::Failed(Failure::transient("503", "down")) });
-    store.insert("bad", None, Duration::ZERO);
+    rows.insert("bad", None, Duration::ZERO).await;
     let before = Instant::now();
-    let running = Running::start(&store, &sink, options());
+    let running = Running::start(&rows, &sink, options()).await;
     sink.wait_for_started(3).await;
     assert!((2_000..2_100).contains(&before.elapsed().as_millis()), "two waits of a second");
     running.stop().await;
-    let row = store.row(0).unwrap();
-    assert_eq!((row.status, row.attempts), (MemoryStatus::Dead, 2));
-    assert_eq!(row.last_failure.unwrap().code, "503");
+    let row = rows.first();
+    assert_eq!((row.status, row.attempts), (OutboxStatus::Dead, 2));
+    assert_eq!(row.last_error.unwrap(), "503: down");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_lease_is_renewed_while_its_delivery_runs() {
-    let store = Store::new(LEASE);
+    let rows = Rows::new().await;
     let sink = RecordingSink::answering(|_, _| async {
-        tokio::time::sleep(10 * LEASE).await;
+        sleep(10 * LEASE).await;
         Outcome::Delivered
     });
     let other = RecordingSink::accepting();
-    store.insert("slow", None, Duration::ZERO);
-    let first = Running::start(&store, &sink, options());
+    rows.insert("slow", None, Duration::ZERO).await;
+    let first = Running::start(&rows, &sink, options()).await;
     sink.wait_for_started(1).await;
-    let second = Running::start(&store, &other, options());
+    let second = Running::start(&rows, &other, options()).await;
     sink.wait_for_delivered(1).await;
     first.stop().await;
     second.stop().await;
-    let row = store.row(0).unwrap();
-    assert_eq!((row.status, row.lease_losses), (MemoryStatus::Done, 0));
+    let row = rows.first();
+    assert_eq!((row.status, row.lease_losses), (OutboxStatus::Done, 0));
     assert!(other.started().is_empty(), "nobody else had it");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_clean_stop_releases_claims_and_another_node_delivers_at_once() {
-    let store = Store::new(LEASE);
+    let rows = Rows::new().await;
     let busy = RecordingSink::answering(|_, _| async {
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        sleep(Duration::from_secs(1)).await;
         Outcome::Delivered
     });
-    insert_many(&store, "item", 20);
-    let first = Running::start(&store, &busy, RelayOptions { workers: 1, on_stop: OnStop::Release, ..options() });
+    rows.insert_many("item", 20, None, Duration::ZERO).await;
+    let first = Running::start(&rows, &busy, RelayOptions { workers: 1, on_stop: OnStop::Release, ..options() }).await;
     busy.wait_for_started(1).await;
     first.stop().await;
     assert_eq!(busy.delivered().len(), 1, "what was begun is finished, and nothing else begun");
     let sink = RecordingSink::accepting();
     let before = Instant::now();
-    let second = Running::start(&store, &sink, options());
+    let second = Running::start(&rows, &sink, options()).await;
     sink.wait_for_delivered(19).await;
     assert!(before.elapsed() < Duration::from_secs(1));
     second.stop().await;
@@ -158,25 +257,25 @@ async fn a_clean_stop_releases_claims_and_another_node_delivers_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_stop_that_delivers_empties_its_queue_first() {
-    let store = Store::new(LEASE);
+    let rows = Rows::new().await;
     let sink = RecordingSink::answering(|_, _| async {
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        sleep(Duration::from_millis(100)).await;
         Outcome::Delivered
     });
-    insert_many(&store, "item", 20);
+    rows.insert_many("item", 20, None, Duration::ZERO).await;
     let options = RelayOptions { workers: 1, on_stop: OnStop::Deliver, ..options() };
-    let running = Running::start(&store, &sink, options);
+    let running = Running::start(&rows, &sink, options).await;
     sink.wait_for_started(1).await;
     running.stop().await;
     assert_eq!(sink.delivered().len(), 20);
-    assert!((0..20).all(|seq| status(&store, seq) == MemoryStatus::Done));
+    assert!(rows.all().iter().all(|row| row.status == OutboxStatus::Done));
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_item_of_a_key_waits_for_the_one_before_it() {
-    let store = Store::new(LEASE);
+    let rows = Rows::new().await;
     let sink = RecordingSink::answering(|item, attempt| {
-        let fails = *item.item == "a1" && attempt < 3;
+        let fails = label(item) == "a1" && attempt < 3;
         async move {
             match fails {
                 true => Outcome::Failed(Failure::transient("503", "down")),
@@ -185,22 +284,22 @@ async fn an_item_of_a_key_waits_for_the_one_before_it() {
         }
     });
     for (label, key) in [("a1", "a"), ("b1", "b"), ("a2", "a"), ("b2", "b"), ("a3", "a")] {
-        store.insert(label, Some(key), Duration::ZERO);
+        rows.insert(label, Some(key), Duration::ZERO).await;
     }
-    let running = Running::start(&store, &sink, options());
+    let running = Running::start(&rows, &sink, options()).await;
     sink.wait_for_delivered(5).await;
     running.stop().await;
-    let delivered = labels(&sink.delivered());
-    let of = |key: char| delivered.iter().copied().filter(|label| label.starts_with(key)).collect::<Vec<_>>();
-    assert_eq!((of('a'), of('b')), (vec!["a1", "a2", "a3"], vec!["b1", "b2"]));
+    let delivered: Vec<String> = sink.delivered().iter().map(label).collect();
+    let of = |key: char| delivered.iter().filter(|label| label.starts_with(key)).cloned().collect::<Vec<_>>();
+    assert_eq!((of('a').join(" "), of('b').join(" ")), ("a1 a2 a3".to_owned(), "b1 b2".to_owned()));
     assert_eq!(delivered[..2], ["b1", "b2"], "a failing head blocks its own key only");
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_endless_wait_is_a_long_one() {
-    let store = Store::new(LEASE);
+    let rows = Rows::new().await;
     let sink = RecordingSink::answering(|item, _| {
-        let never = *item.item == "never";
+        let never = label(item) == "never";
         async move {
             match never {
                 true => Outcome::Snoozed { wait: Duration::MAX },
@@ -208,11 +307,60 @@ async fn an_endless_wait_is_a_long_one() {
             }
         }
     });
-    store.insert("never", None, Duration::ZERO);
-    let running = Running::start(&store, &sink, options());
+    rows.insert("never", None, Duration::ZERO).await;
+    let running = Running::start(&rows, &sink, options()).await;
     sink.wait_for_started(1).await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    store.insert("next", None, Duration::ZERO);
+    sleep(Duration::from_secs(1)).await;
+    rows.insert("next", None, Duration::ZERO).await;
     sink.wait_for_delivered(1).await;
     running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_was_long_on_its_way_is_renewed_before_it_ends() {
+    let rows = Rows::new().await;
+    let (sink, other) = (taking(Duration::from_secs(20)), RecordingSink::accepting());
+    let slow = Slow {
+        source: rows.open().await.dispatcher_source(),
+        claim_answers_after: Duration::from_secs(25),
+        renewal_arrives_after: Mutex::default(),
+    };
+    let first = Running::on(slow, &sink, options());
+    // Just before the renewer's turn, so that the third one after it comes too late.
+    sleep(Duration::from_millis(9_500)).await;
+    rows.insert("slow", None, Duration::ZERO).await;
+    sleep(Duration::from_secs(1)).await;
+    let second =
+        Running::start(&rows, &other, RelayOptions { poll_interval: Duration::from_millis(100), ..options() }).await;
+    sink.wait_for_delivered(1).await;
+    first.stop().await;
+    second.stop().await;
+    assert_eq!((rows.first().status, rows.first().lease_losses), (OutboxStatus::Done, 0));
+    assert!(other.started().is_empty(), "nobody else had it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_ends_where_somebody_else_took_its_head() {
+    let rows = Rows::new().await;
+    rows.insert("a1", Some("a"), Duration::ZERO).await;
+    rows.insert("a2", Some("a"), Duration::ZERO).await;
+    let (stale, owner) = (taking(Duration::from_secs(55)), taking(Duration::from_secs(60)));
+    let slow = Slow {
+        source: rows.open().await.dispatcher_source(),
+        claim_answers_after: Duration::ZERO,
+        renewal_arrives_after: Mutex::new(Duration::from_secs(40)),
+    };
+    let first = Running::on(slow, &stale, options());
+    stale.wait_for_started(1).await;
+    let second =
+        Running::start(&rows, &owner, RelayOptions { poll_interval: Duration::from_secs(1), ..options() }).await;
+    // After 30 s the lease of a1 is lost; the renewal of a2 succeeds at 50 s, and at 55 s a1 is through on the first node.
+    sleep(Duration::from_secs(80)).await;
+    let labels = |sink: &RecordingSink| sink.started().iter().map(label).collect::<Vec<_>>().join(" ");
+    assert_eq!((labels(&stale), labels(&owner)), ("a1".to_owned(), "a1".to_owned()), "a2 waits for both");
+    while rows.all()[1].status != OutboxStatus::Done {
+        sleep(Duration::from_secs(1)).await;
+    }
+    first.stop().await;
+    second.stop().await;
 }

@@ -7,11 +7,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::LONGEST_WAIT;
 use super::flow::Flow;
+use crate::wakeup::PROBES;
 use crate::{Settled, Signal, Source};
-
-/// When to look for a row whose commit cannot be seen: most commit within a millisecond, a few take longer.
-const PROBES: [Duration; 4] =
-    [Duration::from_millis(1), Duration::from_millis(5), Duration::from_millis(25), Duration::from_millis(125)];
 
 /// Below this share of a batch, a claim waits a moment for more room: many small claims cost more than one larger.
 const WORTH_CLAIMING: usize = 4;
@@ -74,18 +71,19 @@ pub(super) async fn claim<S: Source>(flow: &Flow<S>, stop: &CancellationToken) {
 /// Keeps the leases of what waits and of what is being delivered.
 pub(super) async fn renew<S: Source>(flow: Arc<Flow<S>>, end: CancellationToken) {
     let lease = flow.source.lease();
-    let mut wait = lease / 3;
+    let mut next = Instant::now() + lease / 3;
     loop {
         tokio::select! {
             biased;
             () = end.cancelled() => return,
-            () = sleep(wait) => {}
+            () = sleep_until(next) => {}
+            () = flow.aged.notified() => {}
         }
-        wait = lease / 3;
+        // From before it is sent: when the store takes long to answer, the next one is due the sooner.
+        next = Instant::now() + lease / 3;
         let before = flow.clock.now();
-        let young = deadline(before, lease).saturating_sub(lease.as_micros() as u64 / 4);
         let mut held = flow.all_held();
-        held.retain(|held| (1..young).contains(&held.deadline()));
+        held.retain(|held| (1..worth_renewing(before, lease)).contains(&held.deadline()));
         if held.is_empty() {
             continue;
         }
@@ -94,24 +92,31 @@ pub(super) async fn renew<S: Source>(flow: Arc<Flow<S>>, end: CancellationToken)
         let claims: Vec<_> = held.iter().map(|held| &held.claimed).collect();
         match flow.source.renew(&claims).await {
             Ok(answers) => {
-                for (held, answer) in held.iter().zip(answers) {
+                for (held, answer) in held.iter().zip(&answers) {
                     match answer {
                         Settled::Applied => held.extend(deadline(before, lease)),
                         Settled::LostLease => held.lose(),
                     }
                 }
+                let lost = held.iter().zip(&answers).filter(|(_, answer)| **answer == Settled::LostLease);
+                lost.for_each(|(held, _)| flow.revoke_run(held));
             }
             Err(error) => {
                 tracing::warn!(relay = flow.name, error = error.chain(), "leases are not renewed yet; trying again");
-                wait = lease / 30;
+                next = Instant::now() + lease / 30;
             }
         }
     }
 }
 
+/// Items whose deadline is earlier than this are renewed: they have lost a quarter of their lease.
+pub(super) fn worth_renewing(now: u64, lease: Duration) -> u64 {
+    deadline(now, lease).saturating_sub(lease.as_micros() as u64 / 4)
+}
+
 /// The last moment at which a delivery may start: the lease as seen from before the claim was sent, less a margin for
 /// clocks that run at different speeds.
-fn deadline(before: u64, lease: Duration) -> u64 {
+pub(super) fn deadline(before: u64, lease: Duration) -> u64 {
     let margin = (lease / 10).min(Duration::from_secs(1));
     before + (lease - margin).as_micros() as u64
 }

@@ -3,10 +3,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::Instant;
 
+use super::claimer::worth_renewing;
 use super::held::{Held, RelayClock};
+use super::hot::Entrance;
 use super::meters::Meters;
 use super::queue::{Queue, Run};
 use super::{LONGEST_WAIT, RelayOptions};
@@ -27,6 +29,8 @@ pub(super) struct Flow<S: Source> {
     pub(super) piled: Notify,
     /// Something was settled or given back: there is room.
     pub(super) freed: Notify,
+    /// Something was taken in whose lease is well under way: it may end before the renewer's next turn.
+    pub(super) aged: Notify,
     /// A retry will be due earlier than the claimer thinks.
     pub(super) due_moved: Notify,
     next_due: Mutex<Option<Instant>>,
@@ -39,6 +43,10 @@ pub(super) struct Flow<S: Source> {
 struct HeldTable<T> {
     items: HashMap<u64, Arc<Held<T>>>,
     bytes: usize,
+    /// How many of them came in hot: those have a bound of their own.
+    hot: usize,
+    /// Whether hot items are still taken in.
+    open_to_hot: bool,
 }
 
 /// An item whose fate is decided but not yet recorded.
@@ -67,16 +75,17 @@ impl<T> Pile<T> {
 impl<S: Source> Flow<S> {
     pub(super) fn new(name: String, source: Arc<S>, options: RelayOptions) -> Self {
         Self {
-            meters: Meters::new(&name),
+            meters: Meters::new(&options.metrics_prefix, &name),
             name,
             source,
             options,
             queue: Queue::new(),
             clock: RelayClock::start(),
-            held: Mutex::new(HeldTable { items: HashMap::new(), bytes: 0 }),
+            held: Mutex::new(HeldTable { items: HashMap::new(), bytes: 0, hot: 0, open_to_hot: true }),
             pile: Mutex::new(Pile::new()),
             piled: Notify::new(),
             freed: Notify::new(),
+            aged: Notify::new(),
             due_moved: Notify::new(),
             next_due: Mutex::new(None),
             next_ticket: AtomicU64::new(1),
@@ -90,7 +99,7 @@ impl<S: Source> Flow<S> {
         let held = self.lock_held();
         match held.bytes >= self.options.max_bytes {
             true => 0,
-            false => self.options.max_in_flight.max(1).saturating_sub(held.items.len()),
+            false => self.options.max_in_flight.max(1).saturating_sub(held.items.len() - held.hot),
         }
     }
 
@@ -100,11 +109,12 @@ impl<S: Source> Flow<S> {
         let mut runs: Vec<Run<S::Item>> = Vec::with_capacity(items.len());
         let mut run_of_key: HashMap<Arc<str>, usize> = HashMap::new();
         let mut table = self.lock_held();
+        let claim = self.next_ticket.load(Ordering::Relaxed);
         for claimed in items {
             let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
             table.bytes += claimed.bytes;
             let key = claimed.key.clone();
-            let held = Arc::new(Held::new(claimed, ticket, deadline));
+            let held = Arc::new(Held::new(claimed, ticket, deadline, None).of_claim(claim));
             table.items.insert(ticket, held.clone());
             match key.as_ref().and_then(|key| run_of_key.get(key)) {
                 Some(&run) => runs[run].push_back(held),
@@ -116,9 +126,23 @@ impl<S: Source> Flow<S> {
                 }
             }
         }
-        self.meters.level(table.items.len(), self.queue.len());
+        let in_flight = table.items.len();
         drop(table);
         self.queue.push(runs);
+        self.meters.level(in_flight, self.queue.depths());
+        self.renew_what_is_old(deadline);
+    }
+
+    /// A claim whose answer took long, and a transaction that took long to commit, bring items with little time left.
+    fn renew_what_is_old(&self, deadline: u64) {
+        if deadline < worth_renewing(self.clock.now(), self.source.lease()) {
+            self.aged.notify_one();
+        }
+    }
+
+    /// From now on nothing hot is taken in.
+    pub(super) fn refuse_hot(&self) {
+        self.lock_held().open_to_hot = false;
     }
 
     /// Turns the heads of runs into deliveries. What is past its lease is dropped instead: somebody else may have it.
@@ -127,7 +151,7 @@ impl<S: Source> Flow<S> {
         let mut deliveries = Vec::with_capacity(runs.len());
         for mut run in runs {
             match run.pop_front() {
-                Some(head) if now < head.deadline() => {
+                Some(head) if head.may_start(now) => {
                     deliveries.push(Delivery::new(head, run, flow.clone() as Arc<dyn Reporter<S::Item>>));
                 }
                 Some(head) => {
@@ -140,6 +164,17 @@ impl<S: Source> Flow<S> {
             }
         }
         deliveries
+    }
+
+    /// An item turned out to be somebody else's by now: what its claim brought of the same key must not be started behind
+    /// it, for it is that one's turn again.
+    pub(super) fn revoke_run(&self, lost: &Held<S::Item>) {
+        let Some(key) = &lost.claimed.key else { return };
+        for held in self.lock_held().items.values() {
+            if held.claim == lost.claim && held.claimed.key.as_ref() == Some(key) {
+                held.revoke();
+            }
+        }
     }
 
     pub(super) fn release_queued(&self) {
@@ -177,9 +212,10 @@ impl<S: Source> Flow<S> {
         for held in settled {
             if table.items.remove(&held.ticket).is_some() {
                 table.bytes -= held.claimed.bytes;
+                table.hot -= usize::from(held.is_hot());
             }
         }
-        self.meters.level(table.items.len(), self.queue.len());
+        self.meters.level(table.items.len(), self.queue.depths());
         drop(table);
         self.freed.notify_waiters();
     }
@@ -206,6 +242,8 @@ impl<S: Source> Flow<S> {
     pub(super) fn take_all_held(&self) -> Vec<Arc<Held<S::Item>>> {
         let mut table = self.lock_held();
         table.bytes = 0;
+        table.hot = 0;
+        self.meters.level(0, (0, 0));
         table.items.drain().map(|(_, held)| held).collect()
     }
 
@@ -241,6 +279,51 @@ impl<S: Source> Flow<S> {
 
     fn lock_pile(&self) -> MutexGuard<'_, Pile<S::Item>> {
         self.pile.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl<S: Source> Entrance<S::Item> for Flow<S> {
+    fn now(&self) -> u64 {
+        self.clock.now()
+    }
+
+    fn lease(&self) -> Duration {
+        self.source.lease()
+    }
+
+    fn enter(
+        &self,
+        items: Vec<(Claimed<S::Item>, OwnedSemaphorePermit)>,
+        deadline: u64,
+    ) -> Result<(), Vec<Claimed<S::Item>>> {
+        let mut table = self.lock_held();
+        if !table.open_to_hot {
+            return Err(items.into_iter().map(|(claimed, _)| claimed).collect());
+        }
+        self.meters.hot(items.len());
+        let mut runs = Vec::with_capacity(items.len());
+        for (claimed, permit) in items {
+            let ticket = self.next_ticket.fetch_add(1, Ordering::Relaxed);
+            table.bytes += claimed.bytes;
+            table.hot += 1;
+            let held = Arc::new(Held::new(claimed, ticket, deadline, Some(permit)));
+            table.items.insert(ticket, held.clone());
+            runs.push(VecDeque::from([held]));
+        }
+        let in_flight = table.items.len();
+        drop(table);
+        self.queue.push_hot(runs);
+        self.meters.level(in_flight, self.queue.depths());
+        self.renew_what_is_old(deadline);
+        Ok(())
+    }
+
+    fn is_open(&self) -> bool {
+        self.lock_held().open_to_hot
+    }
+
+    fn meters(&self) -> &Meters {
+        &self.meters
     }
 }
 

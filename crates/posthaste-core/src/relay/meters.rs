@@ -5,6 +5,9 @@ use crate::{Disposition, Settled};
 
 /// What a relay counts, from its own events and never from a table scan.
 pub(super) struct Meters {
+    hot: Counter,
+    hot_dropped: Counter,
+    hot_skipped_delayed: Counter,
     claimed: Counter,
     success: Counter,
     failure: Counter,
@@ -12,34 +15,53 @@ pub(super) struct Meters {
     deferred: Counter,
     lost: Counter,
     in_flight: Gauge,
-    queued: Gauge,
+    hot_depth: Gauge,
+    cold_depth: Gauge,
     duration: Histogram,
 }
 
 impl Meters {
-    pub(super) fn new(relay: &str) -> Self {
-        let counter = |name: &'static str| metrics::counter!(name, "relay" => relay.to_owned());
-        let gauge = |name: &'static str| metrics::gauge!(name, "relay" => relay.to_owned());
+    pub(super) fn new(prefix: &str, relay: &str) -> Self {
+        let counter = |name: &str| metrics::counter!(format!("{prefix}_{name}"), "relay" => relay.to_owned());
+        let gauge = |name: &str| metrics::gauge!(format!("{prefix}_{name}"), "relay" => relay.to_owned());
+        let duration = format!("{prefix}_dispatch_duration_seconds");
         Self {
-            claimed: counter("posthaste_enqueue_cold_total"),
-            success: counter("posthaste_dispatch_success_total"),
-            failure: counter("posthaste_dispatch_failure_total"),
-            dead: counter("posthaste_dispatch_dead_total"),
-            deferred: counter("posthaste_dispatch_deferred_total"),
-            lost: counter("posthaste_lost_leases_total"),
-            in_flight: gauge("posthaste_in_flight"),
-            queued: gauge("posthaste_queue_cold_depth"),
-            duration: metrics::histogram!("posthaste_dispatch_duration_seconds", "relay" => relay.to_owned()),
+            hot: counter("enqueue_hot_total"),
+            hot_dropped: counter("enqueue_hot_dropped_total"),
+            hot_skipped_delayed: counter("enqueue_hot_skipped_delayed_total"),
+            claimed: counter("enqueue_cold_total"),
+            success: counter("dispatch_success_total"),
+            failure: counter("dispatch_failure_total"),
+            dead: counter("dispatch_dead_total"),
+            deferred: counter("dispatch_deferred_total"),
+            lost: counter("lost_leases_total"),
+            in_flight: gauge("in_flight"),
+            hot_depth: gauge("queue_hot_depth"),
+            cold_depth: gauge("queue_cold_depth"),
+            duration: metrics::histogram!(duration, "relay" => relay.to_owned()),
         }
+    }
+
+    pub(super) fn hot(&self, count: usize) {
+        self.hot.increment(count as u64);
+    }
+
+    pub(super) fn hot_dropped(&self) {
+        self.hot_dropped.increment(1);
+    }
+
+    pub(super) fn hot_skipped_delayed(&self) {
+        self.hot_skipped_delayed.increment(1);
     }
 
     pub(super) fn claimed(&self, count: usize) {
         self.claimed.increment(count as u64);
     }
 
-    pub(super) fn level(&self, in_flight: usize, queued: usize) {
+    pub(super) fn level(&self, in_flight: usize, (hot, cold): (usize, usize)) {
         self.in_flight.set(in_flight as f64);
-        self.queued.set(queued as f64);
+        self.hot_depth.set(hot as f64);
+        self.cold_depth.set(cold as f64);
     }
 
     pub(super) fn lost(&self, count: usize) {

@@ -8,25 +8,60 @@ use super::Held;
 /// Items of one key in the order of their delivery; an item without a key is a run by itself.
 pub(super) type Run<T> = VecDeque<Arc<Held<T>>>;
 
+/// How many hot runs go before a cold one that waits.
+const HOT_TO_COLD: u32 = 2;
+
 /// Claimed runs that wait for a worker. Bounded by the relay's capacity, not by itself.
 pub(super) struct Queue<T> {
-    runs: Mutex<VecDeque<Run<T>>>,
+    waiting: Mutex<Waiting<T>>,
     ready: Notify,
+}
+
+struct Waiting<T> {
+    /// Born claimed: somebody has just committed them and may be waiting for what follows.
+    hot: VecDeque<Run<T>>,
+    /// Claimed from the source.
+    cold: VecDeque<Run<T>>,
+    /// How many hot runs went since the last cold one.
+    hot_in_a_row: u32,
+}
+
+impl<T> Waiting<T> {
+    fn len(&self) -> usize {
+        self.hot.len() + self.cold.len()
+    }
+
+    /// Hot before cold, but a cold one after every two hot ones.
+    fn next(&mut self) -> Option<Run<T>> {
+        let turn_of_cold = self.hot_in_a_row >= HOT_TO_COLD && !self.cold.is_empty();
+        if !turn_of_cold && let Some(run) = self.hot.pop_front() {
+            self.hot_in_a_row = self.hot_in_a_row.saturating_add(1);
+            return Some(run);
+        }
+        self.hot_in_a_row = 0;
+        self.cold.pop_front()
+    }
 }
 
 impl<T> Queue<T> {
     pub(super) fn new() -> Self {
-        Self { runs: Mutex::new(VecDeque::new()), ready: Notify::new() }
+        let waiting = Waiting { hot: VecDeque::new(), cold: VecDeque::new(), hot_in_a_row: 0 };
+        Self { waiting: Mutex::new(waiting), ready: Notify::new() }
     }
 
     pub(super) fn push(&self, runs: impl IntoIterator<Item = Run<T>>) {
-        self.lock().extend(runs);
+        self.lock().cold.extend(runs);
         self.ready.notify_one();
     }
 
-    /// The rest of a run whose head has just been delivered goes on before anything else.
+    pub(super) fn push_hot(&self, runs: impl IntoIterator<Item = Run<T>>) {
+        self.lock().hot.extend(runs);
+        self.ready.notify_one();
+    }
+
+    /// The rest of a run whose head has just been delivered goes on before anything else of its kind.
     pub(super) fn push_front(&self, run: Run<T>) {
-        self.lock().push_front(run);
+        self.lock().cold.push_front(run);
         self.ready.notify_one();
     }
 
@@ -42,13 +77,13 @@ impl<T> Queue<T> {
     }
 
     fn try_pop(&self, limit: usize) -> Option<Vec<Run<T>>> {
-        let mut runs = self.lock();
-        if runs.is_empty() {
+        let mut waiting = self.lock();
+        if waiting.len() == 0 {
             return None;
         }
-        let count = limit.clamp(1, runs.len());
-        let taken = runs.drain(..count).collect();
-        if !runs.is_empty() {
+        let count = limit.clamp(1, waiting.len());
+        let taken = (0..count).map_while(|_| waiting.next()).collect();
+        if waiting.len() > 0 {
             // One push wakes one worker; each worker that leaves something wakes the next.
             self.ready.notify_one();
         }
@@ -56,14 +91,40 @@ impl<T> Queue<T> {
     }
 
     pub(super) fn take_all(&self) -> Vec<Run<T>> {
-        self.lock().drain(..).collect()
+        let mut waiting = self.lock();
+        let hot = std::mem::take(&mut waiting.hot);
+        hot.into_iter().chain(waiting.cold.drain(..)).collect()
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.lock().len()
+    /// How many runs wait, hot and cold.
+    pub(super) fn depths(&self) -> (usize, usize) {
+        let waiting = self.lock();
+        (waiting.hot.len(), waiting.cold.len())
     }
 
-    fn lock(&self) -> MutexGuard<'_, VecDeque<Run<T>>> {
-        self.runs.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn lock(&self) -> MutexGuard<'_, Waiting<T>> {
+        self.waiting.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Claimed;
+
+    fn runs(names: &[&'static str]) -> Vec<Run<&'static str>> {
+        names.iter().map(|name| VecDeque::from([Arc::new(Held::detached(Claimed::new(*name, 1, 0)))])).collect()
+    }
+
+    #[tokio::test]
+    async fn hot_goes_before_cold_two_to_one() {
+        let queue = Queue::new();
+        queue.push(runs(&["c1", "c2"]));
+        queue.push_hot(runs(&["h1", "h2", "h3", "h4", "h5"]));
+        let mut order = Vec::new();
+        for _ in 0..7 {
+            order.extend(queue.pop(1).await.iter().map(|run| run[0].claimed.item));
+        }
+        assert_eq!(order, ["h1", "h2", "c1", "h3", "h4", "c2", "h5"]);
     }
 }

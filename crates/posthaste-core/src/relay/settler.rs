@@ -6,7 +6,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::flow::{Flow, Pile};
-use crate::{Disposition, Settlement, Source, StoreError};
+use crate::{Disposition, Settled, Settlement, Source, StoreError};
 
 /// Records outcomes in groups, and at the `end` what is left.
 pub(super) async fn settle<S: Source>(flow: Arc<Flow<S>>, end: CancellationToken) {
@@ -70,6 +70,9 @@ async fn try_record<S: Source>(flow: &Flow<S>, pile: &Pile<S::Item>) -> Result<(
         let settled = flow.source.settle(&settlements).await?;
         for (decided, settled) in pile.decided.iter().zip(settled) {
             flow.meters.settled(&decided.disposition, settled, decided.took);
+            if settled == Settled::LostLease {
+                flow.revoke_run(&decided.held);
+            }
             if let Disposition::Retry { after, .. } = decided.disposition {
                 flow.expect_due(after);
             }

@@ -16,13 +16,13 @@ pub(crate) fn write_headers(headers: &[(String, String)]) -> Option<String> {
 
 /// Headers as any program may have written them, or what is wrong with them.
 pub(crate) fn read_headers(json: Option<&str>) -> Result<Vec<(String, String)>, String> {
-    let Some(json) = json else { return Ok(Vec::new()) };
-    let headers: Headers = serde_json::from_str(json)
+    let Some(json) = json.filter(|json| !json.trim().is_empty()) else { return Ok(Vec::new()) };
+    let headers: Option<Headers> = serde_json::from_str(json)
         .map_err(|error| format!("headers are not a JSON object whose values are texts: {error}"))?;
-    Ok(headers.0)
+    Ok(headers.map(|headers| headers.0).unwrap_or_default())
 }
 
-/// Keeps the order, and a name that stands twice.
+/// Keeps the order, and a name that stands twice; a header without a value is none.
 struct Headers(Vec<(String, String)>);
 
 impl<'de> Deserialize<'de> for Headers {
@@ -37,8 +37,8 @@ impl<'de> Deserialize<'de> for Headers {
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Headers, A::Error> {
                 let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
+                while let Some((name, value)) = map.next_entry::<String, Option<String>>()? {
+                    entries.extend(value.map(|value| (name, value)));
                 }
                 Ok(Headers(entries))
             }

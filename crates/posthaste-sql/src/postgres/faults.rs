@@ -19,3 +19,18 @@ pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError
     };
     StoreError::new(doing, kind, error)
 }
+
+/// What a failed commit means: who cut the connection while it was under way may have done so after it was made.
+pub(super) fn commit_error(doing: &'static str, error: sqlx::Error) -> StoreError {
+    let is_answered = match &error {
+        // The server gave up the connection, or does not know itself.
+        sqlx::Error::Database(error) => {
+            error.code().is_none_or(|code| !["08", "57"].iter().any(|class| code.starts_with(class)) && code != "40003")
+        }
+        _ => false,
+    };
+    match is_answered {
+        true => store_error(doing, error),
+        false => StoreError::new(doing, FaultKind::OutcomeUnknown, error),
+    }
+}

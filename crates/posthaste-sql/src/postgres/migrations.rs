@@ -1,12 +1,38 @@
+use posthaste_core::outbox::{Mode, TableName};
 use sqlx::migrate::Migrator;
 
-use crate::TableName;
-use crate::migrations::{Numbered, migration, migrator};
+use crate::migrations::{MigrationText, Numbered, migration, migrator, texts};
 
 /// In these, `{table}` stands for the name of the outbox table.
 const OUTBOX: &[Numbered] = &[migration!("postgres", "outbox", "0001_outbox")];
+const ORDERED: &[Numbered] = &[migration!("postgres", "ordered", "0001_ordered")];
+
+const INBOX: &[Numbered] = &[migration!("postgres", "inbox", "0001_inbox")];
+
+/// What makes an outbox table of this name for this mode, to be read or to be run by whoever may create tables.
+pub fn migrations(table: &TableName, mode: Mode) -> Vec<MigrationText> {
+    let mut all = texts(OUTBOX, |sql| fill(sql, table));
+    if matches!(mode, Mode::Ordered(_)) {
+        all.extend(texts(ORDERED, |sql| fill(sql, table)));
+    }
+    all
+}
 
 /// Each outbox table has its own history, because a database may hold several.
 pub(super) fn outbox(table: &TableName) -> Migrator {
-    migrator(OUTBOX, format!("{table}_migration"), |sql| sql.replace("{table}", table.as_str()))
+    migrator(OUTBOX, format!("{table}_migration"), |sql| fill(sql, table))
+}
+
+/// What ordered mode needs besides.
+pub(super) fn ordered(table: &TableName) -> Migrator {
+    migrator(ORDERED, format!("{table}_ordered"), |sql| fill(sql, table))
+}
+
+/// A receiver's inbox.
+pub(super) fn inbox(table: &TableName) -> Migrator {
+    migrator(INBOX, format!("{table}_migration"), |sql| fill(sql, table))
+}
+
+fn fill(sql: &str, table: &TableName) -> String {
+    sql.replace("{table}", table.as_str())
 }

@@ -2,9 +2,10 @@
 
 mod clock;
 mod faults;
+mod inbox;
 mod migrations;
 mod outbox;
 
-pub use outbox::{Outbox, OutboxError, OutboxSource};
-
-pub use crate::outbox::{Mode, OutboxItem, OutboxRow, OutboxStatus, Reader};
+pub use inbox::Inbox;
+pub use migrations::migrations;
+pub use outbox::OutboxStore;

@@ -1,254 +1,223 @@
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::collections::HashSet;
 use std::time::Duration;
 
-use posthaste_core::StoreError;
-use sqlx::migrate::MigrateError;
-use sqlx::{AssertSqlSafe, PgPool, Postgres, Transaction};
-use tokio::sync::Semaphore;
+use async_trait::async_trait;
+use posthaste_core::outbox::{
+    Change, DeadFilter, DeadHead, InTransaction, Mode, Notes, OpenError, OutboxRow, Owner, Pool, Purge, Reader,
+    Registration, Store, TableName, Taken, Upkeep, Wanted,
+};
+use posthaste_core::{Event, StoreError, Wakeup};
+use sqlx::migrate::Migrator;
+use sqlx::postgres::{PgListener, PgPoolOptions};
+use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, Transaction};
 
-use self::lane::Lane;
-use self::ownership::Ownership;
+use self::claim::Healed;
 use super::clock::NOW;
-use super::faults::store_error;
+use super::faults::{commit_error, store_error};
 use super::migrations;
-use crate::TableName;
-use crate::migrations::newest;
-use crate::outbox::{Mode, OutboxRow, Reader};
+use crate::migrations::bring_up;
 
-mod doors;
-mod lane;
-mod ownership;
+mod claim;
+mod insert;
+mod owner;
 #[cfg(test)]
 mod plans;
 mod rows;
-mod settling;
-mod source;
+mod settle;
+mod upkeep;
 
-pub use source::OutboxSource;
-
-/// One outbox table and this process's part in it: the door through which events come in, and the sources through
-/// which they go out.
-///
-/// The table lies in the service's own database and is reached through the service's own pool, so that an event is
-/// written in the same transaction as what it tells of.
-#[derive(Clone)]
-pub struct Outbox(Arc<Shared>);
-
-struct Shared {
+/// An outbox table on PostgreSQL. It lies in the service's own database and is reached through the service's own pool.
+pub struct OutboxStore {
     pool: PgPool,
     table: TableName,
-    reader: Reader,
     mode: Mode,
-    lease: Duration,
-    /// In single-node mode.
-    ownership: Ownership,
-    /// In multi-node mode: one row whose lease was lost before may be in flight, because it may be what kills processes.
-    suspects: Arc<Semaphore>,
-    /// By event type; the dispatcher's one lane has the empty name, which no event type can have.
-    lanes: Mutex<HashMap<String, Arc<Lane>>>,
-    open_sources: AtomicUsize,
+    healed: Healed,
 }
 
-/// Why an outbox cannot be opened.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OutboxError {
-    /// The database could not keep every text.
-    #[error("database has the encoding {encoding}: create it with ENCODING 'UTF8'")]
-    OtherEncoding {
-        /// As `SHOW server_encoding` names it.
-        encoding: String,
-    },
-    /// A newer program made its table.
-    #[error(
-        "outbox table {table} has schema {found}, newer than this program, which knows {known}: use a newer posthaste"
-    )]
-    NewerSchema {
-        /// The table in question.
-        table: TableName,
-        /// The newest migration that was made.
-        found: i64,
-        /// The newest migration that this program knows.
-        known: i64,
-    },
-    /// Its table cannot be brought up to date.
-    #[error("outbox table {table} cannot be brought up to date")]
-    Migration {
-        /// The table in question.
-        table: TableName,
-        /// What went wrong.
-        source: MigrateError,
-    },
-    /// Its table belongs to the other kind of reader.
-    #[error(
-        "outbox table {table} is read by {recorded} and cannot be read by {asked}: give this one another table name"
-    )]
-    OtherReader {
-        /// The table in question.
-        table: TableName,
-        /// The kind that opened it first.
-        recorded: String,
-        /// The kind that was asked for now.
-        asked: Reader,
-    },
-    /// Its table is read in the other mode; the two know nothing of each other's claims.
-    #[error(
-        "outbox table {table} is read in mode {recorded}: use that mode, or stop all that read it and then change \
-         \"mode\" in table {table}_owner"
-    )]
-    OtherMode {
-        /// The table in question.
-        table: TableName,
-        /// The mode in which it was opened first.
-        recorded: String,
-    },
-    /// The database did not do what it was asked.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-}
-
-impl Outbox {
-    /// Brings the table up to date and records its kind of reader and its mode, or finds them to be the same as before.
-    ///
-    /// All processes that read a table give the same `lease`: in multi-node mode who claims decides by its own whether
-    /// another's has ended.
-    pub async fn open(
-        pool: PgPool,
-        table: TableName,
-        reader: Reader,
-        mode: Mode,
-        lease: Duration,
-    ) -> Result<Self, OutboxError> {
-        let failed = |error| store_error("open the outbox", error);
-        let encoding: String =
-            sqlx::query_scalar("SELECT current_setting('server_encoding')").fetch_one(&pool).await.map_err(failed)?;
+#[async_trait]
+impl Pool<OutboxStore> for PgPool {
+    async fn open(&self, table: TableName, mode: Mode) -> Result<OutboxStore, OpenError> {
+        let encoding = sqlx::query_scalar("SELECT current_setting('server_encoding')").fetch_one(self);
+        let encoding: String = encoding.await.map_err(|error| store_error("open the outbox", error))?;
         if encoding != "UTF8" {
-            return Err(OutboxError::OtherEncoding { encoding });
+            let problem = format!("database has the encoding {encoding}");
+            return Err(OpenError::Unsuitable { problem, remedy: "create it with ENCODING 'UTF8'".to_owned() });
         }
-        migrate(&pool, &table).await?;
-        let insert = "INSERT INTO {table}_owner (reader, mode) VALUES ($1, $2) ON CONFLICT DO NOTHING";
-        let insert = sqlx::query(AssertSqlSafe(fill(insert, &table))).bind(reader.word()).bind(mode.word());
-        insert.execute(&pool).await.map_err(failed)?;
-        let select = AssertSqlSafe(fill("SELECT reader, mode FROM {table}_owner", &table));
-        let recorded: (String, String) = sqlx::query_as(select).fetch_one(&pool).await.map_err(failed)?;
-        if recorded.0 != reader.word() {
-            return Err(OutboxError::OtherReader { table, recorded: recorded.0, asked: reader });
+        migrate(self, &table, &migrations::outbox(&table)).await?;
+        if matches!(mode, Mode::Ordered(_)) {
+            migrate(self, &table, &migrations::ordered(&table)).await?;
         }
-        if recorded.1 != mode.word() {
-            return Err(OutboxError::OtherMode { table, recorded: recorded.1 });
+        Ok(OutboxStore { pool: self.clone(), table, mode, healed: Healed::default() })
+    }
+}
+
+pub(super) async fn migrate(pool: &PgPool, table: &TableName, migrator: &Migrator) -> Result<(), OpenError> {
+    let history = &*migrator.table_name;
+    let failed = |error| store_error("read the history of the outbox", error);
+    let is_there = sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL").bind(history);
+    let found: Option<i64> = match is_there.fetch_one(pool).await.map_err(failed)? {
+        true => {
+            let newest = AssertSqlSafe(format!("SELECT max(version) FROM {history}"));
+            sqlx::query_scalar(newest).fetch_one(pool).await.map_err(failed)?
         }
-        Ok(Self(Arc::new(Shared {
-            ownership: Ownership::new(&table, lease),
-            pool,
-            table,
-            reader,
-            mode,
-            lease,
-            suspects: Arc::new(Semaphore::new(1)),
-            lanes: Mutex::default(),
-            open_sources: AtomicUsize::new(0),
-        })))
-    }
+        false => None,
+    };
+    bring_up(migrator, table, found, migrator.run(pool)).await
+}
 
-    /// The source of every event of the table.
-    ///
-    /// # Panics
-    /// When the table was opened for channels.
-    pub fn dispatcher_source(&self) -> OutboxSource {
-        assert_eq!(self.0.reader, Reader::Dispatcher, "outbox {} was opened for channels", self.0.table);
-        self.source("")
-    }
-
-    /// The source of the events of one type.
-    ///
-    /// # Panics
-    /// When the table was opened for the dispatcher.
-    pub fn channel_source(&self, event_type: &str) -> OutboxSource {
-        assert_eq!(self.0.reader, Reader::Channels, "outbox {} was opened for the dispatcher", self.0.table);
-        self.source(event_type)
-    }
-
-    fn source(&self, name: &str) -> OutboxSource {
-        self.0.open_sources.fetch_add(1, Ordering::AcqRel);
-        let mut lanes = self.lanes();
-        let lane =
-            lanes.entry(name.to_owned()).or_insert_with(|| Arc::new(Lane::new(&self.0.table, self.0.mode, name)));
-        OutboxSource::new(self.clone(), lane.clone())
-    }
-
-    /// Makes the source that reads events of this type look now.
-    pub fn wake(&self, event_type: &str) {
-        if let Some(lane) = self.lane_of(event_type) {
-            lane.wakeup.wake();
-        }
-    }
-
-    /// For who has just committed a transaction with events in it: makes every source look now.
-    pub fn committed(&self) {
-        self.lanes().values().for_each(|lane| lane.wakeup.wake());
-    }
-
-    /// Event types with something due, to find channels that nobody opened yet and rows that others inserted.
-    pub async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
-        let failed = |error| store_error("list the pending event types of the outbox", error);
-        let mut scan = self.scan().await.map_err(failed)?;
-        let types = sqlx::query_scalar(self.sql(rows::PENDING_TYPES)).fetch_all(&mut *scan).await.map_err(failed)?;
-        scan.commit().await.map_err(failed)?;
-        Ok(types)
-    }
-
-    /// The row of one event, wherever it stands.
-    pub async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
-        let failed = |error| store_error("find an event in the outbox", error);
-        let sql = AssertSqlSafe(rows::find(&self.0.table));
-        let row = sqlx::query(sql).bind(event_id).fetch_optional(&self.0.pool).await.map_err(failed)?;
-        row.map(|row| rows::read(&row).map_err(failed)).transpose()
-    }
-
-    /// A transaction to read or claim pending rows in.
-    async fn scan(&self) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
-        self.0.pool.begin_with(rows::SCAN).await
-    }
-
-    /// A suspect is no longer in flight: the next one may be, of whatever type it is.
-    fn suspect_is_gone(&self) {
-        for lane in self.lanes().values() {
-            lane.look_from_the_beginning();
-            lane.wakeup.wake();
-        }
-    }
-
-    fn lanes(&self) -> MutexGuard<'_, HashMap<String, Arc<Lane>>> {
-        self.0.lanes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    fn lane_of(&self, event_type: &str) -> Option<Arc<Lane>> {
-        let name = match self.0.reader {
-            Reader::Dispatcher => "",
-            Reader::Channels => event_type,
-        };
-        self.lanes().get(name).cloned()
-    }
-
-    /// A statement on this table; see [`fill`] for what its text may leave open.
+impl OutboxStore {
+    /// Fills in the table's name, as the migrations do, and the database's clock, and what is unfinished.
     fn sql(&self, template: &str) -> AssertSqlSafe<String> {
-        AssertSqlSafe(fill(template, &self.0.table))
+        AssertSqlSafe(fill(template, &self.table, self.mode))
+    }
+
+    /// What other processes listen for.
+    fn channel(&self) -> String {
+        format!("posthaste_{}", self.table)
     }
 }
 
-async fn migrate(pool: &PgPool, table: &TableName) -> Result<(), OutboxError> {
-    let migrator = migrations::outbox(table);
-    migrator.run(pool).await.map_err(|error| match error {
-        MigrateError::VersionMissing(found) => {
-            OutboxError::NewerSchema { table: table.clone(), found, known: newest(&migrator) }
-        }
-        source => OutboxError::Migration { table: table.clone(), source },
-    })
+fn fill(template: &str, table: &TableName, mode: Mode) -> String {
+    // The same in two spellings: rows that are looked up by their numbers must not be looked for in the index of what is
+    // pending.
+    let (unfinished, standing) = match mode {
+        Mode::Ordered(DeadHead::Skip) => ("status IN (0, 2)", "status NOT IN (1, 3)"),
+        _ => ("status <> 1", "status <> 1"),
+    };
+    let sql = template.replace("{table}", table.as_str()).replace("{now}", NOW);
+    sql.replace("{unfinished}", unfinished).replace("{standing}", standing)
 }
 
-/// Fills in the table's name, as the migrations do, and the database's clock.
-fn fill(template: &str, table: &TableName) -> String {
-    template.replace("{table}", table.as_str()).replace("{now}", NOW)
+#[async_trait]
+impl Store for OutboxStore {
+    type Connection = PgConnection;
+    type Transaction = Transaction<'static, Postgres>;
+
+    fn table(&self) -> &TableName {
+        &self.table
+    }
+
+    fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    async fn register(&self, reader: Reader) -> Result<Registration, StoreError> {
+        self.register_reader(reader).await.map_err(|error| store_error("open the outbox", error))
+    }
+
+    async fn own(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
+        self.take_ownership(owner, lease).await.map_err(|error| store_error("take the ownership of the outbox", error))
+    }
+
+    async fn disown(&self, owner: &str) -> Result<(), StoreError> {
+        self.end_ownership(owner).await.map_err(|error| store_error("give up the ownership of the outbox", error))
+    }
+
+    async fn begin(&self) -> Result<Self::Transaction, StoreError> {
+        self.pool.begin().await.map_err(|error| store_error("begin a transaction", error))
+    }
+
+    async fn commit(&self, transaction: Self::Transaction) -> Result<(), StoreError> {
+        transaction.commit().await.map_err(|error| commit_error("commit a transaction", error))
+    }
+
+    async fn rollback(&self, transaction: Self::Transaction) -> Result<(), StoreError> {
+        transaction.rollback().await.map_err(|error| store_error("roll back a transaction", error))
+    }
+
+    async fn insert(
+        &self,
+        connection: &mut PgConnection,
+        events: &[&Event],
+        lock: Option<&str>,
+    ) -> Result<Vec<i64>, StoreError> {
+        self.insert_all(connection, events, lock).await.map_err(|error| store_error("write to the outbox", error))
+    }
+
+    async fn take(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
+        let taken = match self.mode {
+            Mode::MultiNode => self.lease_due(wanted).await,
+            Mode::Ordered(_) => self.lease_runs(wanted).await,
+            Mode::SingleNode | Mode::WriterOnly => self.read_due(wanted).await,
+        };
+        taken.map_err(|error| store_error("claim from the outbox", error))
+    }
+
+    async fn next_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, StoreError> {
+        self.first_due(wanted).await.map_err(|error| store_error("claim from the outbox", error))
+    }
+
+    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<HashSet<i64>, StoreError> {
+        self.change(fences, changes).await.map_err(|error| store_error("settle in the outbox", error))
+    }
+
+    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        self.change_leases(settle::RENEW, locks, rows).await.map_err(|error| store_error("renew leases", error))
+    }
+
+    async fn release(&self, locks: &[String], rows: &[i64]) -> Result<(), StoreError> {
+        let released = self.change_leases(settle::RELEASE, locks, rows).await;
+        released.map(|_| ()).map_err(|error| store_error("release leases", error))
+    }
+
+    async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
+        self.due_types().await.map_err(|error| store_error("list the pending event types of the outbox", error))
+    }
+
+    async fn notify(&self) -> Result<(), StoreError> {
+        let notify = sqlx::query("SELECT pg_notify($1, '')").bind(self.channel()).execute(&self.pool).await;
+        notify.map(|_| ()).map_err(|error| store_error("notify other processes", error))
+    }
+
+    async fn listen(&self, wakeup: Wakeup) -> Result<(), StoreError> {
+        let failed = |error| store_error("listen for other processes", error);
+        // A connection of its own: one that listens all the time would be missing in the service's pool.
+        let pool = PgPoolOptions::new().max_connections(1).max_lifetime(None).idle_timeout(None);
+        let pool = pool.connect_lazy_with((*self.pool.connect_options()).clone());
+        let mut listener = PgListener::connect_with(&pool).await.map_err(failed)?;
+        listener.listen(&self.channel()).await.map_err(failed)?;
+        // `None` is a lost connection that was made anew: something may have been said in between.
+        loop {
+            listener.try_recv().await.map_err(failed)?;
+            wakeup.wake();
+        }
+    }
+}
+
+#[async_trait]
+impl Upkeep for OutboxStore {
+    async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
+        self.find_row(event_id).await.map_err(|error| store_error("find an event in the outbox", error))
+    }
+
+    async fn dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<OutboxRow>, StoreError> {
+        self.list_dead(filter, limit).await.map_err(|error| store_error("list the dead events of the outbox", error))
+    }
+
+    async fn count_dead(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
+        self.count_dead_rows(filter).await.map_err(|error| store_error("count the dead events of the outbox", error))
+    }
+
+    async fn replay(&self, filter: &DeadFilter, behind: i64, limit: usize) -> Result<(u64, i64), StoreError> {
+        let replayed = self.replay_dead(filter, behind, limit).await;
+        replayed.map_err(|error| store_error("replay dead events of the outbox", error))
+    }
+
+    async fn discard(&self, event_id: &str) -> Result<bool, StoreError> {
+        self.discard_dead(event_id).await.map_err(|error| store_error("discard a dead event of the outbox", error))
+    }
+
+    async fn purge(&self, purge: Purge, older_than: Duration, limit: usize) -> Result<u64, StoreError> {
+        self.purge_rows(purge, older_than, limit).await.map_err(|error| store_error("purge the outbox", error))
+    }
+
+    async fn oldest_due(&self) -> Result<Option<Duration>, StoreError> {
+        self.age_of_oldest_due().await.map_err(|error| store_error("look at the head of the outbox", error))
+    }
+}
+
+impl InTransaction<OutboxStore> for Transaction<'_, Postgres> {
+    fn parts(&mut self) -> (&mut PgConnection, Option<&mut Notes<OutboxStore>>) {
+        (self, None)
+    }
 }

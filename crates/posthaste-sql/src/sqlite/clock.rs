@@ -7,6 +7,11 @@ pub(super) const NOW_MS: &str = "CAST(round(unixepoch('subsec') * 1000) AS INTEG
 /// The database's clock as RFC 3339 text.
 pub(super) const NOW_TEXT: &str = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')";
 
+/// The time in a column of RFC 3339 text, or of any other that SQLite reads, in milliseconds; NULL where it is none.
+pub(super) fn millis_of(column: &str) -> String {
+    format!("CAST(round((julianday({column}) - 2440587.5) * 86400000) AS INTEGER)")
+}
+
 /// The longest wait that is added to a clock: beyond the year 9999 SQLite knows no time.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 

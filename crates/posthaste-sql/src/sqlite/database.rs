@@ -1,17 +1,21 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
+use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use posthaste_core::{FaultKind, StoreError};
+use posthaste_core::StoreError;
+use posthaste_core::outbox::TableName;
+use sqlx::AssertSqlSafe;
+use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
 
+use super::faults::store_error;
 use super::migrations;
+use super::turn::{BUSY_TIMEOUT, Turn};
 use super::writer::Writer;
-use crate::TableName;
-use crate::migrations::newest;
+use crate::migrations::{bring_up, newest};
 
 /// One SQLite file: a few connections that read for the pipeline, two for what people ask, and one that writes for
 /// everybody.
@@ -23,6 +27,7 @@ pub struct Database {
     readers: SqlitePool,
     operators: SqlitePool,
     writer: Writer,
+    turn: Turn,
 }
 
 /// How many connections read for the pipeline, and how many for people.
@@ -65,59 +70,79 @@ pub struct Schema {
 impl Database {
     /// Opens the file, making it where it is missing.
     pub async fn open(url: &str) -> Result<Self, OpenError> {
-        let options = SqliteConnectOptions::from_str(url)
-            .map_err(|source| OpenError::BadUrl { url: url.to_owned(), source })?
+        let options = SqliteConnectOptions::from_str(url);
+        Self::open_with(options.map_err(|source| OpenError::BadUrl { url: url.to_owned(), source })?).await
+    }
+
+    /// Opens the file that somebody else's connections are made for.
+    pub(super) async fn open_with(options: SqliteConnectOptions) -> Result<Self, OpenError> {
+        let options = options
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full)
             .foreign_keys(true)
-            .busy_timeout(Duration::from_secs(5))
+            .busy_timeout(BUSY_TIMEOUT)
             .pragma("cache_size", "-16000")
             .pragma("temp_store", "memory")
+            // Read ahead, so that whoever reads is not woken for every few rows; not by more, because rows may be large.
+            .row_buffer_size(128)
             // Multi-row statements come in as many shapes as there are row counts up to the chunk size.
             .statement_cache_capacity(600);
         let path = options.get_filename().to_owned();
         let unreachable = |source| OpenError::Unreachable { path: path.clone(), source };
-        let writer = Writer::start(&options).await.map_err(unreachable)?;
+        let (writer, turn) = Writer::start(&options).await.map_err(unreachable)?;
         let options = options.read_only(true);
         let pool = |size| SqlitePoolOptions::new().max_connections(size).test_before_acquire(false);
         let readers = pool(READERS).connect_with(options.clone()).await.map_err(unreachable)?;
         let operators = pool(OPERATORS).connect_with(options).await.map_err(unreachable)?;
-        Ok(Self { readers, operators, writer })
+        Ok(Self { readers, operators, writer, turn })
     }
 
     /// Where the schema of the hub stands, without changing it.
     pub async fn schema(&self) -> Result<Schema, StoreError> {
+        let migrator = migrations::hub();
+        Ok(Schema { found: self.newest_of(&migrator).await?, known: newest(&migrator) })
+    }
+
+    /// Brings log, dead letters and registry up to date.
+    pub async fn migrate_hub(&self) -> Result<(), OpenError> {
+        let migrator = migrations::hub();
+        let known = newest(&migrator);
+        self.writer.migrate(Arc::new(migrator)).await.map_err(|error| match error {
+            MigrateError::VersionMissing(found) => OpenError::NewerSchema { found, known },
+            error => OpenError::Migration(error),
+        })
+    }
+
+    /// Brings a table of the library up to date; who finds it so need not write.
+    pub(super) async fn migrate(
+        &self,
+        table: &TableName,
+        migrator: Migrator,
+    ) -> Result<(), posthaste_core::outbox::OpenError> {
+        let (found, migrator) = (self.newest_of(&migrator).await?, Arc::new(migrator));
+        bring_up(&migrator, table, found, self.writer.migrate(migrator.clone())).await
+    }
+
+    /// The newest migration that was made.
+    async fn newest_of(&self, migrator: &Migrator) -> Result<Option<i64>, StoreError> {
+        let history = &*migrator.table_name;
         let read = async {
-            let there =
-                sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = 'posthaste_migration')");
-            match there.fetch_one(&self.readers).await? {
+            let there = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = ?)");
+            match there.bind(history).fetch_one(&self.readers).await? {
                 true => {
-                    sqlx::query_scalar("SELECT max(version) FROM posthaste_migration").fetch_one(&self.readers).await
+                    let newest = AssertSqlSafe(format!("SELECT max(version) FROM {history}"));
+                    sqlx::query_scalar(newest).fetch_one(&self.readers).await
                 }
                 false => Ok(None),
             }
         };
-        let found = read.await.map_err(|error| store_error("read the version of the schema", error))?;
-        Ok(Schema { found, known: newest(&migrations::hub()) })
+        read.await.map_err(|error| store_error("read the version of the schema", error))
     }
 
-    /// Brings the outbox table of this name up to date.
-    pub async fn migrate_outbox(&self, table: &TableName) -> Result<(), OpenError> {
-        self.migrate(migrations::outbox(table)).await
-    }
-
-    /// Brings everything else up to date: log, dead letters, registry.
-    pub async fn migrate_hub(&self) -> Result<(), OpenError> {
-        self.migrate(migrations::hub()).await
-    }
-
-    async fn migrate(&self, migrator: sqlx::migrate::Migrator) -> Result<(), OpenError> {
-        let known = newest(&migrator);
-        self.writer.migrate(migrator).await.map_err(|error| match error {
-            sqlx::migrate::MigrateError::VersionMissing(found) => OpenError::NewerSchema { found, known },
-            error => OpenError::Migration(error),
-        })
+    /// Whose turn it is to write to the file.
+    pub(super) fn turn(&self) -> &Turn {
+        &self.turn
     }
 
     /// Connections that see the last commit and cannot write, for what keeps events moving.
@@ -155,19 +180,6 @@ impl Database {
         self.operators.close().await;
         self.writer.close().await;
     }
-}
-
-/// What a failed statement means for whoever asked for it.
-pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError {
-    let kind = match &error {
-        // A broken constraint breaks again; a locked or full database may recover.
-        sqlx::Error::Database(error) if error.kind() != sqlx::error::ErrorKind::Other => FaultKind::Lasting,
-        sqlx::Error::Database(_) | sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => {
-            FaultKind::Passing
-        }
-        _ => FaultKind::Lasting,
-    };
-    StoreError::new(doing, kind, error)
 }
 
 /// The file behind a URL, for messages and for what lies beside it.

@@ -1,20 +1,23 @@
-//! Posthaste on SQLite: the embedded default.
+//! Posthaste on SQLite: the outbox, on the file that the service already has, and the embedded default of the hub.
 
 mod clock;
 mod database;
+mod faults;
+mod inbox;
 mod letters;
 mod log;
 mod migrations;
 mod outbox;
 mod registry;
+mod turn;
 mod writer;
 
 pub mod probe;
 
 pub use database::{Database, OpenError, Schema, file_of};
+pub use inbox::Inbox;
 pub use letters::Letters;
 pub use log::{GroupProgress, Log, LogEntry, LogOptions, TopicState};
-pub use outbox::{Ingested, Outbox, OutboxError, OutboxSource};
+pub use migrations::migrations;
+pub use outbox::{Ingested, OutboxStore, Transaction};
 pub use registry::Registry;
-
-pub use crate::outbox::{OutboxItem, OutboxRow, OutboxStatus, Reader};

@@ -1,210 +1,267 @@
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use posthaste_core::StoreError;
-use sqlx::{AssertSqlSafe, Row};
+use async_trait::async_trait;
+use posthaste_core::outbox::{
+    Change, DeadFilter, DeadHead, InTransaction, Mode, Notes, OpenError, OutboxRow, Owner, Pool, Purge, Reader,
+    Registration, Store, TableName, Taken, Upkeep, Wanted,
+};
+use posthaste_core::{Event, FaultKind, StoreError, Wakeup};
+use serde::Serialize;
+use sqlx::sqlite::SqlitePool;
+use sqlx::{AssertSqlSafe, Sqlite, SqliteConnection};
 
-use self::lane::Lane;
-use self::nameless::Nameless;
-use self::ownership::Ownership;
+use self::claim::Healed;
 use super::clock::{NOW_MS, NOW_TEXT};
-use super::database::{Database, OpenError, store_error};
-use crate::TableName;
-use crate::outbox::{OutboxRow, Reader};
+use super::database::{self, Database};
+use super::faults::{commit_error, store_error};
+use super::migrations;
 
-mod doors;
-mod lane;
+mod claim;
+mod insert;
 mod nameless;
-mod ownership;
+mod owner;
 #[cfg(test)]
 mod plans;
 mod rows;
-mod settling;
-mod source;
+mod settle;
+mod transaction;
+mod upkeep;
 
-pub use doors::Ingested;
-pub use source::OutboxSource;
+pub use insert::Ingested;
+pub use transaction::Transaction;
 
-/// One outbox table and this process's part in it: the doors through which events come in, and the sources through
-/// which they go out.
+/// An outbox table on SQLite. It lies in the service's own file.
 ///
-/// Claims are made in memory, under one leased and fenced owner row per table: delivering an event costs one write.
-/// A second process that opens the table may write to it at once, and claims nothing until the first gave it up.
+/// What it reads and writes for itself goes through connections of its own: a few that read, and one that writes for
+/// everybody and groups what waits together into one commit. So the service's pool is neither starved nor starving.
 #[derive(Clone)]
-pub struct Outbox(Arc<Shared>);
+pub struct OutboxStore(Arc<Shared>);
 
 struct Shared {
     database: Database,
+    /// What the service's transactions run on.
+    service: Option<SqlitePool>,
     table: TableName,
-    reader: Reader,
-    ownership: Ownership,
-    /// By event type; the dispatcher's one lane has the empty name, which no event type can have.
-    lanes: Mutex<HashMap<String, Arc<Lane>>>,
-    open_sources: AtomicUsize,
+    mode: Mode,
+    healed: Healed,
+    /// Single node: in whose name this process last owned the table.
+    owner: Mutex<Option<String>>,
 }
 
-/// Why an outbox cannot be opened.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum OutboxError {
-    /// Its table cannot be brought up to date.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// Its table belongs to the other kind of reader.
-    #[error(
-        "outbox table {table} is read by {recorded} and cannot be read by {asked}: give this one another table name"
-    )]
-    OtherReader {
-        /// The table in question.
-        table: TableName,
-        /// The kind that opened it first.
-        recorded: String,
-        /// The kind that was asked for now.
-        asked: Reader,
-    },
-    /// The database did not do what it was asked.
-    #[error(transparent)]
-    Store(#[from] StoreError),
+/// The file's journal mode becomes WAL, for good and for everybody who uses it: without, who reads would keep others from
+/// writing. A database in memory cannot hold an outbox, because each connection would have one of its own.
+#[async_trait]
+impl Pool<OutboxStore> for SqlitePool {
+    async fn open(&self, table: TableName, mode: Mode) -> Result<OutboxStore, OpenError> {
+        let database = beside(self).await?;
+        OutboxStore::open(database, Some(self.clone()), table, mode).await
+    }
 }
 
-impl Outbox {
-    /// Brings the table up to date and records its kind of reader, or finds it to be the same as before.
-    pub async fn open(
+/// For who has no pool: the service's transactions are not to be had then.
+#[async_trait]
+impl Pool<OutboxStore> for Database {
+    async fn open(&self, table: TableName, mode: Mode) -> Result<OutboxStore, OpenError> {
+        self.outbox(table, mode).await
+    }
+}
+
+/// A database on the file of this pool.
+pub(super) async fn beside(pool: &SqlitePool) -> Result<Database, OpenError> {
+    let file = sqlx::query_scalar("SELECT file FROM pragma_database_list WHERE name = 'main'").fetch_one(pool);
+    let file: Option<String> = file.await.map_err(|error| store_error("open the database", error))?;
+    if file.is_none_or(|file| file.is_empty()) {
+        return Err(OpenError::Unsuitable {
+            problem: "database is in memory".to_owned(),
+            remedy: "give it a file; for tests without one, posthaste-testing has a store in memory".to_owned(),
+        });
+    }
+    let options = pool.connect_options().as_ref().clone();
+    Database::open_with(options.read_only(false).shared_cache(false)).await.map_err(|error| match error {
+        database::OpenError::Unreachable { source, .. } => store_error("open the database", source).into(),
+        error => StoreError::new("open the database", FaultKind::Lasting, error).into(),
+    })
+}
+
+impl Database {
+    /// Brings the outbox table up to date and opens it. The service's transactions are not to be had here: for those, open
+    /// it from the service's own pool.
+    pub async fn outbox(&self, table: TableName, mode: Mode) -> Result<OutboxStore, OpenError> {
+        OutboxStore::open(self.clone(), None, table, mode).await
+    }
+}
+
+impl OutboxStore {
+    async fn open(
         database: Database,
+        service: Option<SqlitePool>,
         table: TableName,
-        reader: Reader,
-        lease: Duration,
-    ) -> Result<Self, OutboxError> {
-        database.migrate_outbox(&table).await?;
-        let insert = fill("INSERT INTO {table}_owner (only, reader) VALUES (1, ?) ON CONFLICT DO NOTHING", &table);
-        let select = fill("SELECT reader FROM {table}_owner", &table);
-        let recorded: String = database
-            .write("record the reader of the outbox", move |connection| {
-                let (insert, select) = (insert.clone(), select.clone());
-                Box::pin(async move {
-                    sqlx::query(AssertSqlSafe(insert)).bind(reader.word()).execute(&mut *connection).await?;
-                    sqlx::query_scalar(AssertSqlSafe(select)).fetch_one(connection).await
-                })
-            })
-            .await?;
-        if recorded != reader.word() {
-            return Err(OutboxError::OtherReader { table, recorded, asked: reader });
+        mode: Mode,
+    ) -> Result<Self, OpenError> {
+        database.migrate(&table, migrations::outbox(&table)).await?;
+        if matches!(mode, Mode::Ordered(_)) {
+            database.migrate(&table, migrations::ordered(&table)).await?;
         }
-        Ok(Self(Arc::new(Shared {
-            ownership: Ownership::new(&table, lease),
-            database,
-            table,
-            reader,
-            lanes: Mutex::default(),
-            open_sources: AtomicUsize::new(0),
-        })))
+        let (healed, owner) = (Healed::default(), Mutex::default());
+        Ok(Self(Arc::new(Shared { database, service, table, mode, healed, owner })))
     }
 
-    /// The source of every event of the table.
-    ///
-    /// # Panics
-    /// When the table was opened for channels.
-    pub fn dispatcher_source(&self) -> OutboxSource {
-        assert_eq!(self.0.reader, Reader::Dispatcher, "outbox {} was opened for channels", self.0.table);
-        self.source("")
+    /// Fills in the table's name, as the migrations do, and the database's clock, and what is unfinished.
+    fn sql(&self, template: &str) -> AssertSqlSafe<String> {
+        AssertSqlSafe(fill(template, &self.0.table, self.0.mode))
     }
 
-    /// The source of the events of one type.
-    ///
-    /// # Panics
-    /// When the table was opened for the dispatcher.
-    pub fn channel_source(&self, event_type: &str) -> OutboxSource {
-        assert_eq!(self.0.reader, Reader::Channels, "outbox {} was opened for the dispatcher", self.0.table);
-        self.source(event_type)
+    fn is_ordered(&self) -> bool {
+        matches!(self.0.mode, Mode::Ordered(_))
+    }
+}
+
+/// `status <> 1` is said in both cases: it is what the index of unfinished rows asks for.
+pub(super) fn fill(template: &str, table: &TableName, mode: Mode) -> String {
+    let unfinished = match mode {
+        Mode::Ordered(DeadHead::Skip) => "status <> 1 AND status IN (0, 2)",
+        _ => "status <> 1",
+    };
+    let template = template.replace("{table}", table.as_str()).replace("{unfinished}", unfinished);
+    template.replace("{now_ms}", NOW_MS).replace("{now}", NOW_TEXT)
+}
+
+/// Many values as one bind.
+fn json(values: &(impl Serialize + ?Sized)) -> Result<String, sqlx::Error> {
+    serde_json::to_string(values).map_err(|error| sqlx::Error::Encode(error.into()))
+}
+
+#[async_trait]
+impl Store for OutboxStore {
+    type Connection = SqliteConnection;
+    type Transaction = Transaction;
+
+    fn table(&self) -> &TableName {
+        &self.0.table
     }
 
-    fn source(&self, name: &str) -> OutboxSource {
-        self.0.open_sources.fetch_add(1, Ordering::AcqRel);
-        let mut lanes = self.lanes();
-        let lane = lanes.entry(name.to_owned()).or_insert_with(|| Arc::new(Lane::new(&self.0.table, name)));
-        OutboxSource::new(self.clone(), lane.clone())
+    fn mode(&self) -> Mode {
+        self.0.mode
     }
 
-    /// Makes the source that reads events of this type look now.
-    pub fn wake(&self, event_type: &str) {
-        if let Some(lane) = self.lane_of(event_type) {
-            lane.wakeup.wake();
+    async fn register(&self, reader: Reader) -> Result<Registration, StoreError> {
+        self.register_reader(reader).await
+    }
+
+    async fn own(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
+        self.take_ownership(owner, lease).await
+    }
+
+    async fn disown(&self, owner: &str) -> Result<(), StoreError> {
+        self.end_ownership(Some(owner)).await
+    }
+
+    async fn begin(&self) -> Result<Transaction, StoreError> {
+        const DOING: &str = "begin a transaction";
+        let Some(service) = &self.0.service else {
+            let remedy = "this outbox has no pool of a service: open it from one";
+            return Err(StoreError::new(DOING, FaultKind::Lasting, remedy));
+        };
+        Transaction::begin(service, self.0.database.turn()).await.map_err(|error| store_error(DOING, error))
+    }
+
+    async fn commit(&self, transaction: Transaction) -> Result<(), StoreError> {
+        transaction.commit().await.map_err(|error| commit_error("commit a transaction", error))
+    }
+
+    async fn rollback(&self, transaction: Transaction) -> Result<(), StoreError> {
+        transaction.rollback().await.map_err(|error| store_error("roll back a transaction", error))
+    }
+
+    async fn insert(
+        &self,
+        connection: &mut SqliteConnection,
+        events: &[&Event],
+        lock: Option<&str>,
+    ) -> Result<Vec<i64>, StoreError> {
+        self.insert_all(connection, events, lock).await.map_err(|error| store_error("write to the outbox", error))
+    }
+
+    async fn take(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
+        match self.0.mode.leases_rows() {
+            true => self.lease_due(wanted).await,
+            false => self.read_due(wanted).await.map_err(|error| store_error("claim from the outbox", error)),
         }
     }
 
-    /// For who has just committed a transaction with events in it: makes every source look now.
-    pub fn committed(&self) {
-        self.lanes().values().for_each(|lane| lane.wakeup.wake());
+    async fn next_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, StoreError> {
+        self.first_due(wanted).await.map_err(|error| store_error("claim from the outbox", error))
     }
 
-    /// Event types with something due, to find channels that nobody opened yet and rows that others inserted.
-    ///
+    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<HashSet<i64>, StoreError> {
+        self.change(fences, changes).await
+    }
+
+    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        self.change_leases("renew leases", settle::RENEW, locks, rows).await
+    }
+
+    async fn release(&self, locks: &[String], rows: &[i64]) -> Result<(), StoreError> {
+        self.change_leases("release leases", settle::RELEASE, locks, rows).await.map(|_| ())
+    }
+
     /// Rows whose type is no text in UTF-8 go dead on the way: no channel could ever claim them.
-    pub async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
-        // A loose index scan: one seek per type, however many rows each has.
-        let sql = self.sql(
-            "WITH RECURSIVE kind (event_type) AS (
-                 SELECT min(event_type) FROM {table} INDEXED BY {table}_pending_of_type WHERE status IN (0, 2)
-                 UNION ALL
-                 SELECT (SELECT min(event_type) FROM {table} INDEXED BY {table}_pending_of_type
-                         WHERE status IN (0, 2) AND event_type > kind.event_type)
-                 FROM kind WHERE kind.event_type IS NOT NULL
-             )
-             SELECT typeof(event_type) = 'text', CAST(event_type AS BLOB) FROM kind WHERE event_type IS NOT NULL AND EXISTS (
-                 SELECT 1 FROM {table} INDEXED BY {table}_pending_of_type
-                 WHERE status IN (0, 2) AND event_type = kind.event_type AND due <= {now_ms})",
-        );
+    async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
         let failed = |error| store_error("list the pending event types of the outbox", error);
-        let rows = sqlx::query(sql).fetch_all(self.0.database.readers()).await.map_err(failed)?;
-        let (mut types, mut nameless) = (Vec::with_capacity(rows.len()), Vec::new());
-        for row in &rows {
-            let (is_text, bytes) = (row.try_get(0).map_err(failed)?, row.try_get(1).map_err(failed)?);
-            match std::str::from_utf8(bytes) {
-                Ok(event_type) if is_text => types.push(event_type.to_owned()),
-                _ => nameless.push(Nameless { is_text, bytes: bytes.to_vec() }),
-            }
-        }
+        let (types, nameless) = self.due_types().await.map_err(failed)?;
         if !nameless.is_empty() {
             self.bury_nameless(nameless).await;
         }
         Ok(types)
     }
 
-    /// The row of one event, wherever it stands.
-    pub async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
-        let failed = |error| store_error("find an event in the outbox", error);
-        let sql = AssertSqlSafe(rows::find(&self.0.table));
-        let row = sqlx::query(sql).bind(event_id).fetch_optional(self.0.database.operators()).await.map_err(failed)?;
-        row.map(|row| rows::read(&row).map_err(failed)).transpose()
+    /// SQLite has no way to tell.
+    async fn notify(&self) -> Result<(), StoreError> {
+        Ok(())
     }
 
-    /// Ends whatever lease an earlier process left behind. Only for a process that knows itself alone, for example
-    /// because it holds a lock beside the database file.
-    pub async fn void_lease(&self) -> Result<(), StoreError> {
-        self.0.ownership.void(&self.0.database).await
-    }
-
-    fn lanes(&self) -> MutexGuard<'_, HashMap<String, Arc<Lane>>> {
-        self.0.lanes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    fn lane_of(&self, event_type: &str) -> Option<Arc<Lane>> {
-        let name = match self.0.reader {
-            Reader::Dispatcher => "",
-            Reader::Channels => event_type,
-        };
-        self.lanes().get(name).cloned()
-    }
-
-    /// A statement on this table; see [`fill`] for what its text may leave open.
-    fn sql(&self, template: &str) -> AssertSqlSafe<String> {
-        AssertSqlSafe(fill(template, &self.0.table))
+    async fn listen(&self, _: Wakeup) -> Result<(), StoreError> {
+        std::future::pending().await
     }
 }
 
-/// Fills in the table's name, as the migrations do, and the database's clock.
-pub(super) fn fill(template: &str, table: &TableName) -> String {
-    template.replace("{table}", table.as_str()).replace("{now_ms}", NOW_MS).replace("{now}", NOW_TEXT)
+#[async_trait]
+impl Upkeep for OutboxStore {
+    async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
+        self.find_row(event_id).await.map_err(|error| store_error("find an event in the outbox", error))
+    }
+
+    async fn dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<OutboxRow>, StoreError> {
+        self.list_dead(filter, limit).await.map_err(|error| store_error("list the dead events of the outbox", error))
+    }
+
+    async fn count_dead(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
+        self.count_dead_rows(filter).await.map_err(|error| store_error("count the dead events of the outbox", error))
+    }
+
+    async fn replay(&self, filter: &DeadFilter, behind: i64, limit: usize) -> Result<(u64, i64), StoreError> {
+        self.replay_dead(filter, behind, limit).await
+    }
+
+    async fn discard(&self, event_id: &str) -> Result<bool, StoreError> {
+        self.discard_dead(event_id).await
+    }
+
+    async fn purge(&self, purge: Purge, older_than: Duration, limit: usize) -> Result<u64, StoreError> {
+        self.purge_rows(purge, older_than, limit).await
+    }
+
+    async fn oldest_due(&self) -> Result<Option<Duration>, StoreError> {
+        self.age_of_oldest_due().await.map_err(|error| store_error("look at the head of the outbox", error))
+    }
+}
+
+/// A transaction of sqlx waits for the file's lock as SQLite does, at its first write or, better, at its beginning:
+/// `pool.begin_with("BEGIN IMMEDIATE")`. One that has read before it writes may have to begin anew.
+impl InTransaction<OutboxStore> for sqlx::Transaction<'_, Sqlite> {
+    fn parts(&mut self) -> (&mut SqliteConnection, Option<&mut Notes<OutboxStore>>) {
+        (self, None)
+    }
 }

@@ -1,10 +1,10 @@
 //! The plainest statements that do a job of ours, for the benchmark to compare with. Nothing else uses them.
 
 use posthaste_core::StoreError;
+use posthaste_core::outbox::{Mode, TableName};
 
 use super::Database;
 use super::outbox::fill;
-use crate::TableName;
 
 /// Inserts `count` rows of about 300 bytes, as one statement makes them.
 pub async fn fill_outbox(database: &Database, table: &TableName, count: usize) -> Result<(), StoreError> {
@@ -13,6 +13,7 @@ pub async fn fill_outbox(database: &Database, table: &TableName, count: usize) -
          INSERT INTO {table} (event_type, payload)
          SELECT 'bench.drained', '{\"number\":' || i || ',\"text\":\"' || hex(zeroblob(110)) || '\"}' FROM n",
         table,
+        Mode::SingleNode,
     );
     let count = i64::try_from(count).unwrap_or(i64::MAX);
     database
@@ -31,9 +32,13 @@ pub async fn drain_outbox(database: &Database, table: &TableName, batch: usize) 
         "SELECT seq, event_id, event_type, payload FROM {table} INDEXED BY {table}_pending
          WHERE status IN (0, 2) AND due <= {now_ms} ORDER BY due, seq LIMIT ?",
         table,
+        Mode::SingleNode,
     );
-    let mark =
-        fill("UPDATE {table} SET status = 1, done_at = {now} WHERE seq IN (SELECT value FROM json_each(?))", table);
+    let mark = fill(
+        "UPDATE {table} SET status = 1, done_at = {now} WHERE seq IN (SELECT value FROM json_each(?))",
+        table,
+        Mode::SingleNode,
+    );
     let limit = i64::try_from(batch).unwrap_or(i64::MAX);
     let mut drained = 0;
     loop {
@@ -41,7 +46,7 @@ pub async fn drain_outbox(database: &Database, table: &TableName, batch: usize) 
             .bind(limit)
             .fetch_all(database.readers())
             .await
-            .map_err(|error| super::database::store_error("read the outbox", error))?;
+            .map_err(|error| super::faults::store_error("read the outbox", error))?;
         if rows.is_empty() {
             return Ok(drained);
         }

@@ -4,7 +4,8 @@ use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, QueryBuilder, Sqlite};
 
 use super::clock::{NOW_MS, time};
-use super::database::{Database, store_error};
+use super::database::Database;
+use super::faults::store_error;
 use crate::registry::{Definition, Page, PageRequest, RegistryError, Subscription};
 
 mod definitions;

@@ -1,5 +1,6 @@
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -7,6 +8,8 @@ use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{ConnectOptions, Connection};
 use tokio::sync::{mpsc, oneshot};
+
+use super::turn::{BUSY_TIMEOUT, Turn};
 
 /// How many jobs share one commit at most: bounds how long the first of them waits.
 const GROUP: usize = 256;
@@ -19,7 +22,7 @@ pub(super) struct Writer {
 
 enum Request {
     Write(Box<dyn Job>),
-    Migrate(Migrator, oneshot::Sender<Result<(), MigrateError>>),
+    Migrate(Arc<Migrator>, oneshot::Sender<Result<(), MigrateError>>),
     Close(oneshot::Sender<()>),
 }
 
@@ -59,11 +62,13 @@ where
 }
 
 impl Writer {
-    pub(super) async fn start(options: &SqliteConnectOptions) -> Result<Self, sqlx::Error> {
+    /// Answers also with the turn that it waits for before each transaction.
+    pub(super) async fn start(options: &SqliteConnectOptions) -> Result<(Self, Turn), sqlx::Error> {
         let connection = options.connect().await?;
+        let turn = Turn::of(options.get_filename());
         let (queue, requests) = mpsc::channel(4 * GROUP);
-        tokio::spawn(serve(connection, requests));
-        Ok(Self { queue })
+        tokio::spawn(serve(connection, turn.clone(), requests));
+        Ok((Self { queue }, turn))
     }
 
     pub(super) async fn write<T, F>(&self, job: F) -> Result<T, sqlx::Error>
@@ -77,7 +82,7 @@ impl Writer {
         answer.await.map_err(|_| sqlx::Error::PoolClosed)?
     }
 
-    pub(super) async fn migrate(&self, migrator: Migrator) -> Result<(), MigrateError> {
+    pub(super) async fn migrate(&self, migrator: Arc<Migrator>) -> Result<(), MigrateError> {
         let closed = || MigrateError::Execute(sqlx::Error::PoolClosed);
         let (reply, answer) = oneshot::channel();
         self.queue.send(Request::Migrate(migrator, reply)).await.map_err(|_| closed())?;
@@ -92,8 +97,10 @@ impl Writer {
     }
 }
 
-async fn serve(mut connection: SqliteConnection, mut requests: mpsc::Receiver<Request>) {
+async fn serve(mut connection: SqliteConnection, turn: Turn, mut requests: mpsc::Receiver<Request>) {
     while let Some(request) = requests.recv().await {
+        // Who has it for longer than this has the file's lock as well: then SQLite says so.
+        let _turn = turn.take(BUSY_TIMEOUT).await;
         let mut group = Vec::new();
         let mut next = Some(request);
         let mut last = None;
@@ -109,7 +116,7 @@ async fn serve(mut connection: SqliteConnection, mut requests: mpsc::Receiver<Re
         write_group(&mut connection, group).await;
         match last {
             Some(Request::Migrate(migrator, reply)) => {
-                let _ = reply.send(migrator.run_direct(None, &mut connection, false).await);
+                let _ = reply.send(migrate(&mut connection, &migrator).await);
             }
             Some(Request::Close(reply)) => {
                 requests.close();
@@ -120,6 +127,13 @@ async fn serve(mut connection: SqliteConnection, mut requests: mpsc::Receiver<Re
             _ => {}
         }
     }
+}
+
+/// In one transaction, so that two processes do not bring up the same table at the same time.
+async fn migrate(connection: &mut SqliteConnection, migrator: &Migrator) -> Result<(), MigrateError> {
+    let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
+    migrator.run_direct(None, &mut *transaction, false).await?;
+    Ok(transaction.commit().await?)
 }
 
 async fn write_group(connection: &mut SqliteConnection, mut group: Vec<Box<dyn Job>>) {
@@ -191,7 +205,6 @@ fn message(panic: &(dyn Any + Send)) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
@@ -205,7 +218,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let options = SqliteConnectOptions::new().filename(folder.path().join("test.db")).create_if_missing(true);
         let options = options.busy_timeout(Duration::from_millis(50));
-        let writer = Writer::start(&options).await.unwrap();
+        let (writer, _) = Writer::start(&options).await.unwrap();
         writer.write(|connection| Box::pin(run(connection, "CREATE TABLE t (n)"))).await.unwrap();
         (folder, options, writer)
     }

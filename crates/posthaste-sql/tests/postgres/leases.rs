@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use posthaste_core::outbox::{Mode, OutboxStatus};
 use posthaste_core::{Disposition, Event, Failure, Settled, Settlement, Source};
-use posthaste_sql::postgres::{Mode, OutboxStatus};
 
 use crate::support::{Postgres, event, ids, settle};
 

@@ -1,8 +1,9 @@
 //! The outbox on a real PostgreSQL, each test in a database of its own.
 
-mod dispatcher;
+mod inbox;
 mod leases;
 mod migrations;
+mod ordered;
 mod outbox;
 mod outbox_doors;
 mod source_laws;

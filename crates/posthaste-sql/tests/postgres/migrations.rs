@@ -1,25 +1,47 @@
+use posthaste_core::outbox::{Mode, OpenError, Reader};
 use posthaste_sql::TableName;
-use posthaste_sql::postgres::{Mode, Outbox, OutboxError, Reader};
+use posthaste_sql::postgres::migrations;
+use sqlx::AssertSqlSafe;
 
-use crate::support::{LEASE, Postgres, event};
+use crate::support::{LEASE, Outbox, Postgres, event};
 
 #[tokio::test]
 async fn the_outbox_goes_down_to_nothing_and_up_again() {
-    const DOWN: &str = "DROP TABLE outbox_event_owner; DROP TABLE outbox_event; DELETE FROM outbox_event_migration;";
-    assert_eq!(
-        include_str!("../../migrations/postgres/outbox/0001_outbox.down.sql").replace("{table}", "outbox_event").trim(),
-        "DROP TABLE outbox_event_owner;\nDROP TABLE outbox_event;"
-    );
     let postgres = Postgres::start().await;
-    let outbox = postgres.dispatcher(Mode::SingleNode).await;
+    let outbox = postgres.dispatcher(Mode::ORDERED).await;
     postgres.write(&outbox, &[event("1", "t", "{}")]).await;
-    postgres.execute(DOWN).await;
-    let left =
-        "SELECT string_agg(relname, ' ') FROM pg_class WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'";
-    assert_eq!(postgres.ask::<String>(left).await, "outbox_event_migration");
-    // In the other mode: nothing remembers the first.
+    let printed = migrations(&TableName::default(), Mode::ORDERED);
+    assert_eq!(printed.iter().map(|migration| migration.name).collect::<Vec<_>>(), ["0001_outbox", "0001_ordered"]);
+    for migration in printed.iter().rev() {
+        sqlx::raw_sql(AssertSqlSafe(migration.down.as_str())).execute(&postgres.pool).await.unwrap();
+    }
+    let left = "SELECT string_agg(relname, ' ' ORDER BY relname) FROM pg_class
+                WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'";
+    assert_eq!(postgres.ask::<String>(left).await, "outbox_event_migration outbox_event_ordered");
+    postgres.execute("DROP TABLE outbox_event_migration; DROP TABLE outbox_event_ordered").await;
+    // In another mode: nothing remembers the first.
     let outbox = postgres.dispatcher(Mode::MultiNode).await;
     assert!(outbox.find("1").await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn who_finds_the_table_up_to_date_need_not_be_allowed_to_create_one() {
+    let postgres = Postgres::start().await;
+    postgres.dispatcher(Mode::MultiNode).await;
+    postgres
+        .execute(
+            "CREATE ROLE service_without_rights LOGIN;
+             REVOKE CREATE ON SCHEMA public FROM PUBLIC;
+             GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO service_without_rights",
+        )
+        .await;
+    let pool = sqlx::PgPool::connect(&postgres.url.replace("postgres@", "service_without_rights@")).await.unwrap();
+    let open = |table| Outbox::open(pool.clone(), table, Reader::Dispatcher, Mode::MultiNode, LEASE);
+    let outbox = open(TableName::default()).await.unwrap();
+    postgres.write(&outbox, &[event("1", "t", "{}")]).await;
+    assert!(outbox.find("1").await.unwrap().is_some());
+    let error = open(TableName::new("other").unwrap()).await.err().unwrap();
+    assert!(matches!(error, OpenError::Migration { .. }) && error.to_string().contains("migrations"), "{error}");
 }
 
 #[tokio::test]
@@ -53,5 +75,5 @@ async fn a_schema_from_the_future_is_refused() {
     let table = TableName::default();
     let refused = Outbox::open(postgres.pool.clone(), table, Reader::Dispatcher, Mode::SingleNode, LEASE).await;
     let error = refused.err().unwrap();
-    assert!(matches!(error, OutboxError::NewerSchema { found: 9998, known: 1, .. }), "{error}");
+    assert!(matches!(error, OpenError::NewerSchema { found: 9998, known: 1, .. }), "{error}");
 }

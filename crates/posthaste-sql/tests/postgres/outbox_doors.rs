@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
+use posthaste_core::outbox::Mode;
 use posthaste_core::{Event, FaultKind, Payload, Signal, Source};
-use posthaste_sql::postgres::Mode;
 
 use crate::support::{MODES, Postgres, event, ids};
 
@@ -38,9 +38,8 @@ async fn payloads_come_back_byte_for_byte() {
     let mut tx = postgres.pool.begin().await.unwrap();
     let written = outbox.write_all(&mut tx, &events).await.unwrap();
     tx.commit().await.unwrap();
-    assert_eq!(written, events.iter().map(|event| event.id().to_owned()).collect::<Vec<_>>());
     let items = outbox.dispatcher_source().claim(100).await.unwrap().items;
-    assert_eq!(items.len(), events.len());
+    assert_eq!(items.iter().map(|claimed| claimed.item.seq).collect::<Vec<_>>(), written);
     assert_eq!(*items[events.len() - 1].item.event, events[events.len() - 1], "with all its fields");
     for (claimed, written) in items.iter().zip(&events) {
         let read = &claimed.item.event;
@@ -77,7 +76,7 @@ async fn a_write_is_seen_after_its_commit_and_never_after_a_rollback() {
         tx.rollback().await.unwrap();
         assert!(source.claim(10).await.unwrap().items.is_empty());
         let mut tx = postgres.pool.begin().await.unwrap();
-        assert_eq!(outbox.write(&mut tx, &event("committed", "t", "{}")).await.unwrap(), "committed");
+        outbox.write(&mut tx, &event("committed", "t", "{}")).await.unwrap();
         assert_eq!(source.wakeup().signalled().await, Signal::Soon);
         tx.commit().await.unwrap();
         outbox.committed();

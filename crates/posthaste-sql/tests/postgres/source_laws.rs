@@ -2,10 +2,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::Event;
-use posthaste_sql::postgres::{Mode, Outbox, OutboxItem, OutboxSource, Reader};
-use posthaste_testing::source_laws::SourceHarness;
+use posthaste_core::outbox::{DeadHead, Mode, OutboxItem, Reader};
+use posthaste_testing::source_laws::{KeyedSourceHarness, SourceHarness};
 
-use crate::support::Postgres;
+use crate::support::{Outbox, OutboxSource, Postgres};
 
 struct OutboxHarness {
     postgres: Postgres,
@@ -44,6 +44,29 @@ impl SourceHarness for OutboxHarness {
     fn label(&self, item: &OutboxItem) -> String {
         String::from_utf8(item.event.payload().as_bytes().to_vec()).unwrap()
     }
+}
+
+#[async_trait]
+impl KeyedSourceHarness for OutboxHarness {
+    async fn insert_keyed(&self, label: &str, key: &str) {
+        let event = Event::text("law", label).aggregate("aggregate", key).build().unwrap();
+        self.postgres.write(&self.writer, &[event]).await;
+    }
+}
+
+mod dispatcher_in_order {
+    use super::*;
+
+    posthaste_testing::source_laws!(|lease| OutboxHarness::start(
+        Reader::Dispatcher,
+        Mode::Ordered(DeadHead::Block),
+        lease
+    ));
+    posthaste_testing::keyed_source_laws!(|lease| OutboxHarness::start(
+        Reader::Dispatcher,
+        Mode::Ordered(DeadHead::Block),
+        lease
+    ));
 }
 
 mod dispatcher_of_one_node {

@@ -1,16 +1,66 @@
 use std::time::Duration;
 
-use posthaste_core::{Claimed, Disposition, Event, Settled, Settlement, Source};
+use posthaste_core::outbox::{DeadHead, Mode, OpenError, OutboxItem, OutboxRow, Pool, Reader, Store, Table, Upkeep};
+use posthaste_core::{Claim, Claimed, Disposition, Event, Settled, Settlement, Source, StoreError};
 use posthaste_sql::TableName;
-use posthaste_sql::postgres::{Mode, Outbox, OutboxItem, Reader};
+use posthaste_sql::postgres::OutboxStore;
 use posthaste_testing::servers;
-use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
+use sqlx::{PgConnection, PgPool};
+
+pub type OutboxSource = posthaste_core::outbox::OutboxSource<OutboxStore>;
 
 /// Long enough that no lease ends by chance.
 pub const LEASE: Duration = Duration::from_secs(120);
 
-pub const MODES: [Mode; 2] = [Mode::SingleNode, Mode::MultiNode];
+pub const MODES: [Mode; 3] = [Mode::SingleNode, Mode::MultiNode, Mode::Ordered(DeadHead::Block)];
+
+/// The modes in which channels read.
+pub const CHANNEL_MODES: [Mode; 2] = [Mode::SingleNode, Mode::MultiNode];
+
+/// One process's part in an outbox table.
+pub struct Outbox(Table<OutboxStore>);
+
+impl std::ops::Deref for Outbox {
+    type Target = Table<OutboxStore>;
+
+    fn deref(&self) -> &Table<OutboxStore> {
+        &self.0
+    }
+}
+
+impl Outbox {
+    pub async fn open(
+        pool: PgPool,
+        table: TableName,
+        reader: Reader,
+        mode: Mode,
+        lease: Duration,
+    ) -> Result<Self, OpenError> {
+        Ok(Self(Table::open(pool.open(table, mode).await?, reader, lease).await?))
+    }
+
+    pub async fn write(&self, connection: &mut PgConnection, event: &Event) -> Result<(), StoreError> {
+        self.write_all(connection, std::slice::from_ref(event)).await.map(|_| ())
+    }
+
+    /// Answers with the numbers of the rows.
+    pub async fn write_all(&self, connection: &mut PgConnection, events: &[Event]) -> Result<Vec<i64>, StoreError> {
+        let all: Vec<&Event> = events.iter().collect();
+        let rows = self.store().insert(connection, &all, None).await?;
+        self.wrote(events);
+        Ok(rows)
+    }
+
+    pub async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
+        self.store().find(event_id).await
+    }
+}
+
+/// Whether a claim found nothing, and nothing that will be due.
+pub fn is_idle(claim: &Claim<OutboxItem>) -> bool {
+    claim.items.is_empty() && claim.next_due.is_none_or(|wait| wait > LEASE / 4)
+}
 
 /// A database that is empty at first.
 pub struct Postgres {

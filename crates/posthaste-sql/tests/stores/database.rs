@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use posthaste_core::bus::{Bus, Record, Topics};
+use posthaste_core::outbox::{Mode, Reader};
 use posthaste_core::{FaultKind, Source};
 use posthaste_sql::letters::LetterFilter;
 use posthaste_sql::registry::{PageRequest, SubscriptionFilter};
-use posthaste_sql::sqlite::{Letters, Log, LogOptions, Outbox, Reader, Registry};
+use posthaste_sql::sqlite::{Letters, Log, LogOptions, Registry};
 use sqlx::sqlite::{Sqlite, SqlitePool};
 
-use crate::support::{File, LEASE, event, letter};
+use crate::support::{File, LEASE, Outbox, event, letter};
 
 /// Every connection of the pool, so that nobody else gets one.
 async fn all_of(pool: &SqlitePool) -> Vec<sqlx::pool::PoolConnection<Sqlite>> {
@@ -25,8 +26,8 @@ async fn what_people_ask_and_what_moves_events_do_not_wait_for_each_other() {
     let file = File::new();
     let database = file.open().await;
     database.migrate_hub().await.unwrap();
-    let outbox =
-        Outbox::open(database.clone(), posthaste_sql::TableName::default(), Reader::Channels, LEASE).await.unwrap();
+    let table = posthaste_sql::TableName::default();
+    let outbox = Outbox::open(database.clone(), table, Reader::Channels, Mode::SingleNode, LEASE).await.unwrap();
     let (letters, registry) = (Letters::new(database.clone(), LEASE), Registry::new(database.clone()));
     let log = Log::new(database.clone(), LogOptions::default());
     outbox.ingest(vec![event("1", "t", "{}")]).await.unwrap();

@@ -1,5 +1,7 @@
+use posthaste_core::outbox::{self, Mode};
 use posthaste_sql::TableName;
-use posthaste_sql::sqlite::OpenError;
+use posthaste_sql::sqlite::{OpenError, migrations};
+use sqlx::AssertSqlSafe;
 
 use crate::support::{File, event, execute};
 
@@ -27,17 +29,31 @@ async fn the_hub_goes_down_to_nothing_and_up_again() {
 
 #[tokio::test]
 async fn the_outbox_goes_down_and_up_again() {
-    const DOWN: &str = "DROP TABLE outbox_event_owner; DROP TABLE outbox_event; DELETE FROM outbox_event_migration;";
-    assert_eq!(
-        include_str!("../../migrations/sqlite/outbox/0001_outbox.down.sql").replace("{table}", "outbox_event").trim(),
-        "DROP TABLE outbox_event_owner;\nDROP TABLE outbox_event;"
-    );
     let file = File::new();
-    let (database, outbox) = file.dispatcher().await;
+    let outbox = file.dispatcher(Mode::ORDERED).await;
     outbox.ingest(vec![event("1", "t", "{}")]).await.unwrap();
-    execute(&database, DOWN).await;
-    let (_, outbox) = file.dispatcher().await;
+    let printed = migrations(&TableName::default(), Mode::ORDERED);
+    assert_eq!(printed.iter().map(|migration| migration.name).collect::<Vec<_>>(), ["0001_outbox", "0001_ordered"]);
+    let pool = file.pool().await;
+    for migration in printed.iter().rev() {
+        sqlx::raw_sql(AssertSqlSafe(migration.down.as_str())).execute(&pool).await.unwrap();
+    }
+    let left = "SELECT group_concat(name, ' ') FROM (
+                    SELECT name FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%' ORDER BY name)";
+    assert_eq!(file.ask::<String>(left).await, "outbox_event_migration outbox_event_ordered");
+    file.execute("DROP TABLE outbox_event_migration; DROP TABLE outbox_event_ordered").await;
+    // In another mode: nothing remembers the first.
+    let outbox = file.dispatcher(Mode::MultiNode).await;
     assert!(outbox.find("1").await.unwrap().is_none());
+}
+
+/// Each of them with connections of its own, as processes have them.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_who_open_a_new_file_at_once_make_its_tables_once() {
+    let file = File::new();
+    let all = futures_util::future::join_all((0..8).map(|_| file.dispatcher(Mode::ORDERED))).await;
+    all[0].ingest(vec![event("1", "t", "{}")]).await.unwrap();
+    assert!(all[7].find("1").await.unwrap().is_some());
 }
 
 #[tokio::test]
@@ -45,7 +61,7 @@ async fn a_schema_from_the_future_is_refused() {
     let file = File::new();
     let database = file.open().await;
     database.migrate_hub().await.unwrap();
-    database.migrate_outbox(&TableName::default()).await.unwrap();
+    database.outbox(TableName::default(), Mode::SingleNode).await.unwrap();
     execute(
         &database,
         "INSERT INTO posthaste_migration SELECT 9999, 'future', installed_on, success, checksum, execution_time
@@ -56,6 +72,6 @@ async fn a_schema_from_the_future_is_refused() {
     .await;
     let hub = database.migrate_hub().await.unwrap_err();
     assert!(matches!(hub, OpenError::NewerSchema { found: 9999, .. }), "{hub}");
-    let outbox = database.migrate_outbox(&TableName::default()).await.unwrap_err();
-    assert!(matches!(outbox, OpenError::NewerSchema { found: 9998, .. }), "{outbox}");
+    let outbox = database.outbox(TableName::default(), Mode::SingleNode).await.err().unwrap();
+    assert!(matches!(outbox, outbox::OpenError::NewerSchema { found: 9998, known: 1, .. }), "{outbox}");
 }

@@ -4,28 +4,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use chrono::{TimeDelta, Utc};
-use posthaste_core::{Event, Payload, Signal, Source};
+use posthaste_core::outbox::{Mode, OutboxStatus};
+use posthaste_core::{Delay, Event, Payload, Signal, Source};
 use posthaste_sql::sqlite::Ingested::{Conflict, Known, Stored, Withheld};
-use posthaste_sql::sqlite::{OutboxStatus, file_of};
-use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
 
 use crate::support::{File, event};
-
-/// The pool of a service that has a database of its own making.
-async fn service_pool(file: &File) -> SqlitePool {
-    let database = file.open().await;
-    let row: String = sqlx::query_scalar("SELECT file FROM pragma_database_list WHERE name = 'main'")
-        .fetch_one(database.readers())
-        .await
-        .unwrap();
-    assert_eq!(file_of(&format!("sqlite://{row}")).unwrap().to_str().unwrap(), row);
-    SqlitePool::connect_with(SqliteConnectOptions::new().filename(row)).await.unwrap()
-}
 
 #[tokio::test]
 async fn payloads_come_back_byte_for_byte() {
     let file = File::new();
-    let (_, outbox) = file.dispatcher().await;
+    let outbox = file.dispatcher(Mode::SingleNode).await;
     let texts = [
         "",
         "null",
@@ -47,13 +35,12 @@ async fn payloads_come_back_byte_for_byte() {
         full.source_service("shop".to_owned()).resource_type("order".to_owned()).operation_type("create".to_owned());
     let full = full.header("b", "ü\"\\").header("a", "").header("b", "again").occurred_at(Utc::now());
     events.push(full.text("{}".to_owned()).build().unwrap());
-    let pool = service_pool(&file).await;
+    let pool = file.pool().await;
     let mut tx = pool.begin().await.unwrap();
-    let ids = outbox.write_all(&mut tx, &events).await.unwrap();
+    let written = outbox.write_all(&mut tx, &events).await.unwrap();
     tx.commit().await.unwrap();
-    assert_eq!(ids, events.iter().map(|event| event.id().to_owned()).collect::<Vec<_>>());
     let items = outbox.dispatcher_source().claim(100).await.unwrap().items;
-    assert_eq!(items.len(), events.len());
+    assert_eq!(items.iter().map(|claimed| claimed.item.seq).collect::<Vec<_>>(), written);
     assert_eq!(*items[events.len() - 1].item.event, events[events.len() - 1], "with all its fields");
     for (claimed, written) in items.iter().zip(&events) {
         let read = &claimed.item.event;
@@ -67,9 +54,9 @@ async fn payloads_come_back_byte_for_byte() {
 #[tokio::test]
 async fn a_write_is_seen_after_its_commit_and_never_after_a_rollback() {
     let file = File::new();
-    let (_, outbox) = file.dispatcher().await;
+    let outbox = file.dispatcher(Mode::SingleNode).await;
     let source = outbox.dispatcher_source();
-    let pool = service_pool(&file).await;
+    let pool = file.pool().await;
     // Claimed once before: the ownership is taken, and a claim need not write while the service's transaction is open.
     assert!(source.claim(10).await.unwrap().items.is_empty());
     let mut tx = pool.begin().await.unwrap();
@@ -78,7 +65,7 @@ async fn a_write_is_seen_after_its_commit_and_never_after_a_rollback() {
     tx.rollback().await.unwrap();
     assert!(source.claim(10).await.unwrap().items.is_empty());
     let mut tx = pool.begin().await.unwrap();
-    assert_eq!(outbox.write(&mut tx, &event("committed", "t", "{}")).await.unwrap(), "committed");
+    outbox.write(&mut tx, &event("committed", "t", "{}")).await.unwrap();
     assert_eq!(source.wakeup().signalled().await, Signal::Soon);
     tx.commit().await.unwrap();
     outbox.committed();
@@ -90,12 +77,13 @@ async fn a_write_is_seen_after_its_commit_and_never_after_a_rollback() {
 #[tokio::test]
 async fn many_events_are_written_in_order() {
     let file = File::new();
-    let (_, outbox) = file.dispatcher().await;
+    let outbox = file.dispatcher(Mode::SingleNode).await;
     let events: Vec<Event> =
         (0..300).map(|number| Event::builder("t").text(number.to_string()).build().unwrap()).collect();
-    let pool = service_pool(&file).await;
+    let pool = file.pool().await;
     let mut tx = pool.begin().await.unwrap();
-    outbox.write_all(&mut tx, &events).await.unwrap();
+    let numbers = outbox.write_all(&mut tx, &events).await.unwrap();
+    assert!(numbers.is_sorted() && numbers.len() == 300);
     assert!(outbox.write_all(&mut tx, &[]).await.unwrap().is_empty());
     tx.commit().await.unwrap();
     let items = outbox.dispatcher_source().claim(1_000).await.unwrap().items;
@@ -106,7 +94,7 @@ async fn many_events_are_written_in_order() {
 #[tokio::test]
 async fn a_delay_is_the_databases_or_the_callers() {
     let file = File::new();
-    let (_, outbox) = file.dispatcher().await;
+    let outbox = file.dispatcher(Mode::SingleNode).await;
     let at = Utc::now() + TimeDelta::hours(2);
     let build = |id: &str| Event::builder("t").id(id.to_owned()).text("{}".to_owned());
     let until = build("until").available_at(at).build().unwrap();
@@ -116,6 +104,7 @@ async fn a_delay_is_the_databases_or_the_callers() {
     outbox.ingest(vec![until.into(), wait.into(), for_ever.into(), far.into()]).await.unwrap();
     let until = outbox.find("until").await.unwrap().unwrap();
     assert_eq!(until.available_at.timestamp_millis(), at.timestamp_millis());
+    assert!(matches!(until.event.unwrap().delay(), Delay::Until(read) if read == until.available_at));
     let wait = outbox.find("for").await.unwrap().unwrap();
     let waits = wait.available_at - wait.created_at;
     assert!((waits - TimeDelta::milliseconds(3_600_250)).abs() <= TimeDelta::milliseconds(5), "{waits}");
@@ -128,7 +117,7 @@ async fn a_delay_is_the_databases_or_the_callers() {
 #[tokio::test]
 async fn the_same_event_again_is_known_and_another_with_its_id_is_a_conflict() {
     let file = File::new();
-    let (_, outbox) = file.dispatcher().await;
+    let outbox = file.dispatcher(Mode::SingleNode).await;
     let first = outbox.ingest(vec![event("1", "t", "{}"), event("2", "t", "{}")]).await.unwrap();
     assert_eq!(first, [Stored, Stored]);
     let bytes = Event::builder("t").id("1".to_owned()).bytes(Bytes::from_static(b"{}")).build().unwrap();
@@ -156,14 +145,14 @@ async fn the_same_event_again_is_known_and_another_with_its_id_is_a_conflict() {
 #[tokio::test]
 async fn an_atomic_batch_is_stored_whole_or_not_at_all() {
     let file = File::new();
-    let (_, outbox) = file.dispatcher().await;
+    let outbox = file.dispatcher(Mode::SingleNode).await;
     outbox.ingest(vec![event("1", "t", "{}")]).await.unwrap();
     let refused = vec![event("2", "t", "{}"), event("1", "t", "{}"), event("1", "t", "[]")];
-    assert_eq!(outbox.ingest_atomic(refused).await.unwrap(), [Withheld, Known, Conflict]);
+    assert_eq!(outbox.store().ingest_atomic(refused).await.unwrap(), [Withheld, Known, Conflict]);
     let inside = vec![event("3", "t", "{}"), event("3", "t", "[]")];
-    assert_eq!(outbox.ingest_atomic(inside).await.unwrap(), [Withheld, Conflict]);
+    assert_eq!(outbox.store().ingest_atomic(inside).await.unwrap(), [Withheld, Conflict]);
     assert!(outbox.find("2").await.unwrap().is_none() && outbox.find("3").await.unwrap().is_none());
     let taken = vec![event("2", "t", "{}"), event("1", "t", "{}"), event("2", "t", "{}")];
-    assert_eq!(outbox.ingest_atomic(taken).await.unwrap(), [Stored, Known, Known]);
+    assert_eq!(outbox.store().ingest_atomic(taken).await.unwrap(), [Stored, Known, Known]);
     assert_eq!(outbox.find("2").await.unwrap().unwrap().status, OutboxStatus::New);
 }

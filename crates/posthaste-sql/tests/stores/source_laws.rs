@@ -1,33 +1,27 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use posthaste_core::outbox::{Mode, OutboxItem, Reader};
 use posthaste_core::{Event, Source};
 use posthaste_sql::letters::Letter;
-use posthaste_sql::sqlite::{Letters, Outbox, OutboxItem, OutboxSource, Reader};
-use posthaste_testing::source_laws::SourceHarness;
+use posthaste_sql::sqlite::Letters;
+use posthaste_testing::source_laws::{KeyedSourceHarness, SourceHarness};
 
-use crate::support::{File, letter};
+use crate::support::{File, Outbox, OutboxSource, letter};
 
 struct OutboxHarness {
     file: File,
     reader: Reader,
+    mode: Mode,
     lease: Duration,
     writer: Outbox,
 }
 
 impl OutboxHarness {
-    async fn start(reader: Reader, lease: Duration) -> Self {
+    async fn start(reader: Reader, mode: Mode, lease: Duration) -> Self {
         let file = File::new();
-        let writer = file.outbox(reader, lease).await;
-        Self { file, reader, lease, writer }
-    }
-
-    async fn dispatcher(lease: Duration) -> Self {
-        Self::start(Reader::Dispatcher, lease).await
-    }
-
-    async fn channel(lease: Duration) -> Self {
-        Self::start(Reader::Channels, lease).await
+        let writer = file.outbox(reader, mode, lease).await;
+        Self { file, reader, mode, lease, writer }
     }
 }
 
@@ -36,7 +30,7 @@ impl SourceHarness for OutboxHarness {
     type Source = OutboxSource;
 
     async fn open(&self) -> OutboxSource {
-        let outbox = self.file.outbox(self.reader, self.lease).await;
+        let outbox = self.file.outbox(self.reader, self.mode, self.lease).await;
         match self.reader {
             Reader::Dispatcher => outbox.dispatcher_source(),
             Reader::Channels => outbox.channel_source("law"),
@@ -51,6 +45,14 @@ impl SourceHarness for OutboxHarness {
 
     fn label(&self, item: &OutboxItem) -> String {
         String::from_utf8(item.event.payload().as_bytes().to_vec()).unwrap()
+    }
+}
+
+#[async_trait]
+impl KeyedSourceHarness for OutboxHarness {
+    async fn insert_keyed(&self, label: &str, key: &str) {
+        let event = Event::text("law", label).aggregate("aggregate", key).build().unwrap();
+        self.writer.ingest(vec![event.into()]).await.unwrap();
     }
 }
 
@@ -89,12 +91,35 @@ impl SourceHarness for LettersHarness {
     }
 }
 
-mod dispatcher {
-    posthaste_testing::source_laws!(super::OutboxHarness::dispatcher);
+mod dispatcher_in_order {
+    use super::*;
+
+    posthaste_testing::source_laws!(|lease| OutboxHarness::start(Reader::Dispatcher, Mode::ORDERED, lease));
+    posthaste_testing::keyed_source_laws!(|lease| OutboxHarness::start(Reader::Dispatcher, Mode::ORDERED, lease));
 }
 
-mod channel {
-    posthaste_testing::source_laws!(super::OutboxHarness::channel);
+mod dispatcher_of_one_node {
+    use super::*;
+
+    posthaste_testing::source_laws!(|lease| OutboxHarness::start(Reader::Dispatcher, Mode::SingleNode, lease));
+}
+
+mod channel_of_one_node {
+    use super::*;
+
+    posthaste_testing::source_laws!(|lease| OutboxHarness::start(Reader::Channels, Mode::SingleNode, lease));
+}
+
+mod dispatcher_of_many_nodes {
+    use super::*;
+
+    posthaste_testing::source_laws!(|lease| OutboxHarness::start(Reader::Dispatcher, Mode::MultiNode, lease));
+}
+
+mod channel_of_many_nodes {
+    use super::*;
+
+    posthaste_testing::source_laws!(|lease| OutboxHarness::start(Reader::Channels, Mode::MultiNode, lease));
 }
 
 mod letters {

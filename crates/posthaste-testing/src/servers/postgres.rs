@@ -28,7 +28,12 @@ pub struct Postgres {
 impl Postgres {
     /// Starts a server that holds one empty database.
     pub async fn start() -> Self {
-        let server = Server::start(SCRIPT, "-c synchronous_commit=on").await;
+        Self::start_with("-c synchronous_commit=on").await
+    }
+
+    /// The same with settings of the server's command line, such as `-c fsync=on`.
+    pub async fn start_with(settings: &'static str) -> Self {
+        let server = Server::start(SCRIPT, settings).await;
         let url = database(&server).await;
         Self { server, url }
     }

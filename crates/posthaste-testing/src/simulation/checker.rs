@@ -1,8 +1,13 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::time::Duration;
 
-use super::Summary;
-use crate::{MemoryRow, MemoryStatus};
+use posthaste_core::outbox::{Change, DeadHead, Mode, OutboxStatus};
+use posthaste_core::{FailureClass, Outcome};
+use tokio::time::Instant;
+
+use super::{LEASE, Summary};
+use crate::memory::MemoryTable;
 
 /// A promise that was not kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,81 +27,308 @@ impl fmt::Display for Violation {
 
 impl std::error::Error for Violation {}
 
-/// What was seen at the subscriber and at the store.
-#[derive(Default)]
+/// What was seen at the listeners and at the database.
 pub(super) struct Ledger {
-    pub(super) deliveries: usize,
-    pub(super) crashes: usize,
-    pub(super) faults: usize,
-    pub(super) delivered: BTreeMap<u64, Delivered>,
-    settled: BTreeMap<u64, Settlements>,
+    began: Instant,
+    events: BTreeMap<i64, EventRecord>,
+    by_id: HashMap<String, i64>,
+    nodes: BTreeMap<usize, NodeRecord>,
+    /// Single node: the fence of who owns the table.
+    owner: Option<String>,
+    deliveries: u64,
+    crashes: usize,
+    digest: u64,
     violation: Option<Violation>,
 }
 
+/// What is known of one event.
 #[derive(Default)]
-pub(super) struct Delivered {
-    pub(super) times: u32,
-    /// Deliveries whose outcome a stop cut off.
-    cut_off: u32,
+struct EventRecord {
+    key: Option<String>,
+    committed: bool,
+    /// Where rows are leased: the lock of who claimed it last.
+    lock: Option<String>,
+    /// Ordered: what of its key had to come before it, as of its last claim.
+    must_precede: Vec<i64>,
+    /// Those that run or succeeded.
+    deliveries: Vec<Delivery>,
+    /// Deliveries that failed so that it counts.
+    failures: u32,
+    done: u32,
+    given_up: u32,
+    replays: u32,
+    discarded: bool,
 }
 
+/// How a delivery ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// It succeeded.
+    Delivered,
+    /// It failed, and that counts.
+    Counted,
+    /// It was put off, was given up, or was cut off.
+    Otherwise,
+}
+
+impl Ended {
+    pub(super) fn with(outcome: &Outcome) -> Self {
+        match outcome {
+            Outcome::Delivered => Self::Delivered,
+            Outcome::Failed(failure) if failure.class == FailureClass::Transient => Self::Counted,
+            _ => Self::Otherwise,
+        }
+    }
+}
+
+struct Delivery {
+    number: u64,
+    node: usize,
+    started: Instant,
+    succeeded: bool,
+}
+
+/// What befell one process.
 #[derive(Default)]
-struct Settlements {
-    terminal: u32,
-    done: u32,
-    replays: u32,
+struct NodeRecord {
+    fell: bool,
+    freezes: Vec<(Instant, Instant)>,
+    /// What its locks begin with.
+    lane: Option<String>,
+    /// As whom it owns the table.
+    owner: Option<String>,
+}
+
+impl NodeRecord {
+    /// Whether a delivery that it started then may come again.
+    fn was_hit_since(&self, started: Instant) -> bool {
+        let since = self.freezes.iter().filter(|(_, until)| *until > started);
+        let stood_still: Duration = since.map(|(from, until)| *until - *from).sum();
+        // Less than that costs one renewal at most, and two of three may fail.
+        self.fell || stood_still > LEASE / 3
+    }
 }
 
 impl Ledger {
+    pub(super) fn new() -> Self {
+        Self {
+            began: Instant::now(),
+            events: BTreeMap::new(),
+            by_id: HashMap::new(),
+            nodes: BTreeMap::new(),
+            owner: None,
+            deliveries: 0,
+            crashes: 0,
+            digest: 0,
+            violation: None,
+        }
+    }
+
     /// Keeps the first: what follows from it is only noise.
     pub(super) fn violation(&mut self, text: String) {
         self.violation.get_or_insert(Violation(text));
     }
 
-    pub(super) fn delivered_or_cut(&mut self, seq: u64) {
-        self.delivered.entry(seq).or_default().cut_off += 1;
+    fn event(&mut self, seq: i64) -> &mut EventRecord {
+        self.events.entry(seq).or_default()
     }
 
-    pub(super) fn applied(&mut self, seq: u64, terminal: bool, done: bool) {
-        let settled = self.settled.entry(seq).or_default();
-        settled.terminal += u32::from(terminal);
-        settled.done += u32::from(done);
+    pub(super) fn fell(&mut self, node: usize) {
+        self.crashes += 1;
+        self.nodes.entry(node).or_default().fell = true;
     }
 
-    pub(super) fn replayed(&mut self, seq: u64) {
-        self.settled.entry(seq).or_default().replays += 1;
+    pub(super) fn froze(&mut self, node: usize, until: Instant) {
+        self.nodes.entry(node).or_default().freezes.push((Instant::now(), until));
     }
 
-    pub(super) fn check(&self, rows: &BTreeMap<u64, MemoryRow<usize>>) -> Result<Summary, Violation> {
+    pub(super) fn inserted(&mut self, seq: i64, id: &str, key: Option<&str>, lock: Option<&str>) {
+        self.by_id.insert(id.to_owned(), seq);
+        let event = self.event(seq);
+        event.key = key.map(str::to_owned);
+        event.lock = lock.map(str::to_owned);
+    }
+
+    pub(super) fn committed(&mut self, seq: i64) {
+        self.event(seq).committed = true;
+    }
+
+    /// A lock begins with what is the same for all locks of a process.
+    pub(super) fn locks_with(&mut self, node: usize, lock: &str) {
+        let lane = lock.split(':').next().unwrap_or_default();
+        self.nodes.entry(node).or_default().lane.get_or_insert_with(|| lane.to_owned());
+    }
+
+    pub(super) fn claimed(&mut self, seq: i64, lock: &str, must_precede: Vec<i64>) {
+        let event = self.event(seq);
+        event.lock = Some(lock.to_owned());
+        event.must_precede = must_precede;
+    }
+
+    pub(super) fn owned(&mut self, node: usize, owner: &str, generation: i64) {
+        self.nodes.entry(node).or_default().owner = Some(owner.to_owned());
+        self.owner = Some(format!("{owner}:{generation}"));
+    }
+
+    pub(super) fn given_up(&mut self, seq: i64) {
+        self.event(seq).given_up += 1;
+    }
+
+    pub(super) fn replayed(&mut self, seq: i64) {
+        self.event(seq).replays += 1;
+    }
+
+    pub(super) fn discarded(&mut self, seq: i64) {
+        self.event(seq).discarded = true;
+    }
+
+    /// A change was carried out for who gave these fences.
+    pub(super) fn settled(&mut self, mode: Mode, fences: &[String], change: &Change) {
+        let Change { seq, status, attempts, .. } = *change;
+        let owner = self.owner.clone();
+        let event = self.event(seq);
+        let miscounted = attempts.is_some_and(|attempts| attempts > event.failures);
+        let fence = if mode.leases_rows() { event.lock.take() } else { owner };
+        match status {
+            OutboxStatus::Done => event.done += 1,
+            OutboxStatus::Dead => event.given_up += 1,
+            _ => {}
+        }
+        if miscounted {
+            self.violation(format!("a failure of event {seq} was counted that never was"));
+        }
+        if fence.is_none_or(|fence| !fences.contains(&fence)) {
+            self.violation(format!("event {seq} was settled by somebody who did not hold it"));
+        }
+    }
+
+    pub(super) fn delivery_starts(
+        &mut self,
+        node: usize,
+        event_id: &str,
+        mode: Mode,
+        table: &MemoryTable,
+        now: i64,
+    ) -> u64 {
+        self.deliveries += 1;
+        let number = self.deliveries;
+        let Some(&seq) = self.by_id.get(event_id) else {
+            self.violation(format!("event {event_id} was delivered and never written"));
+            return number;
+        };
+        self.note(&[node as u64, seq as u64]);
+        if !self.event(seq).committed {
+            self.violation(format!("event {seq} was delivered and never committed"));
+        }
+        if !self.holds(node, seq, mode, table, now) {
+            self.violation(format!("event {seq} was delivered by node {node} past its lease"));
+        }
+        self.check_repetition(node, seq);
+        if let Mode::Ordered(dead_head) = mode {
+            self.check_order(node, seq, dead_head);
+        }
+        let delivery = Delivery { number, node, started: Instant::now(), succeeded: false };
+        self.event(seq).deliveries.push(delivery);
+        number
+    }
+
+    /// Whether this process is the one that may deliver the event now.
+    fn holds(&self, node: usize, seq: i64, mode: Mode, table: &MemoryTable, now: i64) -> bool {
+        let Some(node) = self.nodes.get(&node) else { return false };
+        let Some(row) = table.row(seq).filter(|row| row.is_pending()) else { return false };
+        match mode.leases_rows() {
+            true => {
+                let lane = row.locked_by.as_ref().and_then(|lock| lock.split(':').next());
+                lane.is_some() && lane == node.lane.as_deref() && now < row.locked_at + LEASE.as_micros() as i64
+            }
+            false => node.owner.is_some() && table.owner_at(now) == node.owner.as_deref(),
+        }
+    }
+
+    /// Only a process that fell or stood still excuses that what it delivers is delivered again.
+    fn check_repetition(&mut self, node: usize, seq: i64) {
+        let Some(event) = self.events.get(&seq) else { return };
+        let unexcused = event.deliveries.iter().find(|delivery| !self.is_excused(delivery));
+        if let Some(first) = unexcused.map(|delivery| delivery.node) {
+            self.violation(format!("event {seq} was delivered by node {first} and again by node {node}"));
+        }
+    }
+
+    fn is_excused(&self, delivery: &Delivery) -> bool {
+        self.nodes.get(&delivery.node).is_some_and(|node| node.was_hit_since(delivery.started))
+    }
+
+    /// Everything before it with the same key must have been delivered, and nothing of the key be on its way.
+    ///
+    /// Where the dead are skipped, one that is replayed comes out of order by nature, and so beside a later one.
+    fn check_order(&mut self, node: usize, seq: i64, dead_head: DeadHead) {
+        let Some(event) = self.events.get(&seq) else { return };
+        let comes_later = |event: &EventRecord| dead_head == DeadHead::Skip && event.replays > 0;
+        let Some(key) = event.key.clone() else { return };
+        let delivered = |seq: &i64| {
+            let event = self.events.get(seq);
+            event.is_some_and(|event| event.deliveries.iter().any(|delivery| delivery.succeeded))
+        };
+        let missing = event.must_precede.iter().copied().find(|before| !delivered(before));
+        let of_key = self.events.iter().filter(|(_, event)| event.key.as_ref() == Some(&key) && !comes_later(event));
+        let running = of_key.flat_map(|(seq, event)| event.deliveries.iter().map(move |delivery| (*seq, delivery)));
+        let mut running = running.filter(|(_, delivery)| !delivery.succeeded && !self.is_excused(delivery));
+        let other = running.next().map(|(seq, delivery)| (seq, delivery.node)).filter(|_| !comes_later(event));
+        if let Some(missing) = missing {
+            self.violation(format!("event {seq} of {key} was delivered before event {missing}"));
+        }
+        if let Some((other, by)) = other {
+            self.violation(format!("event {seq} of {key} went to node {node} while event {other} was with node {by}"));
+        }
+    }
+
+    pub(super) fn delivery_ends(&mut self, event_id: &str, number: u64, ended: Ended) {
+        let Some(event) = self.by_id.get(event_id).and_then(|seq| self.events.get_mut(seq)) else { return };
+        let succeeded = ended == Ended::Delivered;
+        event.failures += u32::from(ended == Ended::Counted);
+        match succeeded {
+            true => event.deliveries.iter_mut().filter(|of| of.number == number).for_each(|of| of.succeeded = true),
+            false => event.deliveries.retain(|of| of.number != number),
+        }
+        self.note(&[number, u64::from(succeeded)]);
+    }
+
+    /// Mixes something into the digest of the run, and when it was.
+    fn note(&mut self, words: &[u64]) {
+        let now = self.began.elapsed().as_millis() as u64;
+        for word in words.iter().chain([&now]) {
+            self.digest = (self.digest ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
+        }
+    }
+
+    pub(super) fn check(&self, table: &MemoryTable) -> Result<Summary, Violation> {
         if let Some(violation) = &self.violation {
             return Err(violation.clone());
         }
-        let mut duplicates = 0;
-        for (seq, row) in rows {
-            let times = self.delivered.get(seq).map_or(0, |delivered| delivered.times);
-            let cut_off = self.delivered.get(seq).map_or(0, |delivered| delivered.cut_off);
-            if row.status != MemoryStatus::Done || times == 0 {
-                return Err(Violation(format!("item {seq} is lost: {:?} after {times} deliveries", row.status)));
+        let committed = self.events.iter().filter(|(_, event)| event.committed);
+        let mut summary = Summary {
+            deliveries: self.deliveries as usize,
+            crashes: self.crashes,
+            digest: self.digest,
+            ..Summary::default()
+        };
+        for (seq, event) in committed {
+            let EventRecord { done, given_up, replays, discarded, .. } = event;
+            let times = event.deliveries.iter().filter(|delivery| delivery.succeeded).count();
+            let is_there = table.row(*seq).is_none_or(|row| row.status == OutboxStatus::Done);
+            let is_finished = *discarded || (times > 0 && *done == 1 && is_there);
+            if !is_finished {
+                return Err(Violation(format!("event {seq} is lost: {done} times done after {times} deliveries")));
             }
-            // Only a claim that ended by expiry, or a delivery that a stop cut off, excuses one delivery more.
-            if times > 1 + row.lease_losses + cut_off {
+            if done + given_up != 1 + replays {
                 return Err(Violation(format!(
-                    "item {seq} was delivered {times} times with {} lost leases and {cut_off} cut off",
-                    row.lease_losses
+                    "event {seq} was done {done} times and given up {given_up} times with {replays} replays"
                 )));
             }
-            let settled = self.settled.get(seq);
-            let (terminal, done, replays) = settled.map_or((0, 0, 0), |s| (s.terminal, s.done, s.replays));
-            if done != 1 || terminal != 1 + replays {
-                return Err(Violation(format!(
-                    "item {seq} was settled as done {done} times, in all {terminal} times with {replays} replays"
-                )));
-            }
-            duplicates += times as usize - 1;
+            summary.events += 1;
+            summary.discarded += usize::from(*discarded);
+            summary.duplicates += times.saturating_sub(1);
         }
-        if self.faults == 0 && duplicates > 0 {
-            return Err(Violation(format!("{duplicates} duplicates although nothing went wrong")));
-        }
-        Ok(Summary { items: rows.len(), deliveries: self.deliveries, crashes: self.crashes, duplicates })
+        Ok(summary)
     }
 }

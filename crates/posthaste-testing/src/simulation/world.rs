@@ -2,31 +2,39 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use posthaste_core::outbox::{Mode, OutboxStatus};
 use posthaste_core::{Failure, Outcome};
 use tokio::time::Instant;
 
-use super::Sabotage;
-use super::checker::{Ledger, Violation};
-use crate::memory::MemoryItem;
-use crate::{MemoryStatus, MemoryStore};
+use super::checker::{Ended, Ledger, Violation};
+use super::{Sabotage, Summary, TABLE};
+use crate::MemoryDatabase;
 
-/// What all nodes of one run share: the store, chance, and the ledger of what was delivered.
+/// What all nodes of one run share: the database, chance, and the ledger of what was delivered.
 #[derive(Clone)]
 pub(super) struct World {
-    pub(super) store: MemoryStore<usize>,
-    inner: Arc<Mutex<Inner>>,
+    pub(super) database: MemoryDatabase,
+    pub(super) mode: Mode,
     pub(super) sabotage: Sabotage,
+    /// Whether every step is printed.
+    is_traced: bool,
+    began: Instant,
+    inner: Arc<Mutex<Inner>>,
 }
 
 struct Inner {
     chance: fastrand::Rng,
+    weather: Weather,
     stormy: bool,
     sabotaged: bool,
     ledger: Ledger,
+    last_number: usize,
+    /// Transactions that may still commit: the node of each, and the keys that nobody else may write meanwhile.
+    writers: BTreeMap<usize, (usize, Vec<String>)>,
 }
 
 /// What goes wrong at one step.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     None,
     /// The process dies here.
@@ -39,56 +47,93 @@ pub(super) enum Fault {
     LoseAnswer,
 }
 
-/// What a subscriber does with a delivery.
+/// How often what goes wrong in one run, of a thousand steps: some are rough, and in some next to nothing happens.
+struct Weather([(Fault, u32); 4]);
+
+impl Weather {
+    fn draw(chance: &mut fastrand::Rng, sabotage: Sabotage) -> Self {
+        // Only who stood still settles what is no longer his.
+        let freezes = if sabotage == Sabotage::IgnoreFence { 40 } else { chance.u32(0..10) };
+        Self([
+            (Fault::Crash, chance.u32(0..8)),
+            (Fault::Freeze(Duration::ZERO), freezes),
+            (Fault::Refuse, chance.u32(0..30)),
+            (Fault::LoseAnswer, chance.u32(0..30)),
+        ])
+    }
+}
+
+/// What a listener does with an event.
 pub(super) enum Reaction {
-    Answer {
-        after: Duration,
-        outcome: Outcome,
-    },
+    Answer { after: Duration, outcome: Outcome },
     Panic,
-    /// Dropped without a word.
-    Silence,
 }
 
 impl World {
-    pub(super) fn new(store: MemoryStore<usize>, chance: fastrand::Rng, sabotage: Sabotage) -> Self {
-        let inner = Inner { chance, stormy: true, sabotaged: false, ledger: Ledger::default() };
-        Self { store, inner: Arc::new(Mutex::new(inner)), sabotage }
+    pub(super) fn new(database: MemoryDatabase, mode: Mode, mut chance: fastrand::Rng, sabotage: Sabotage) -> Self {
+        let inner = Inner {
+            weather: Weather::draw(&mut chance, sabotage),
+            chance,
+            stormy: true,
+            sabotaged: false,
+            ledger: Ledger::new(),
+            last_number: 0,
+            writers: BTreeMap::new(),
+        };
+        let is_traced = std::env::var_os("POSTHASTE_TRACE").is_some();
+        Self { database, mode, sabotage, is_traced, began: Instant::now(), inner: Arc::new(Mutex::new(inner)) }
+    }
+
+    /// Prints a step of a process, where somebody asked for it.
+    pub(super) fn trace(&self, node: usize, step: impl FnOnce() -> String) {
+        if self.is_traced {
+            println!("{:>9.3} node {node}: {}", self.began.elapsed().as_secs_f64(), step());
+        }
     }
 
     pub(super) fn calm(&self) {
         self.lock().stormy = false;
     }
 
-    /// Draws what happens at a step of a store call.
+    /// A number that nothing else in this run has.
+    pub(super) fn next_number(&self) -> usize {
+        let mut inner = self.lock();
+        inner.last_number += 1;
+        inner.last_number
+    }
+
+    /// Draws what happens at a step of a statement.
     pub(super) fn fault(&self) -> Fault {
         let mut inner = self.lock();
         if !inner.stormy {
             return Fault::None;
         }
-        let fault = match inner.chance.u32(0..200) {
-            0 | 1 => Fault::Crash,
-            2 => Fault::Freeze(Duration::from_secs(inner.chance.u64(1..90))),
-            3..6 => Fault::Refuse,
-            6..8 => Fault::LoseAnswer,
-            _ => Fault::None,
-        };
-        if fault == Fault::Crash {
-            inner.ledger.crashes += 1;
+        let mut drawn = inner.chance.u32(0..1_000);
+        let freeze = Duration::from_secs(inner.chance.u64(1..90));
+        for (fault, per_mille) in inner.weather.0 {
+            if drawn < per_mille {
+                return if matches!(fault, Fault::Freeze(_)) { Fault::Freeze(freeze) } else { fault };
+            }
+            drawn -= per_mille;
         }
-        if fault != Fault::None {
-            inner.ledger.faults += 1;
+        Fault::None
+    }
+
+    /// How long a statement is on its way.
+    pub(super) fn latency(&self) -> Option<Duration> {
+        let mut inner = self.lock();
+        match inner.chance.u32(0..10) {
+            0 => Some(Duration::from_millis(inner.chance.u64(1..200))),
+            1..4 => Some(Duration::from_millis(inner.chance.u64(1..5))),
+            _ => None,
         }
-        fault
     }
 
     pub(super) fn reaction(&self) -> Reaction {
         let mut inner = self.lock();
         if !inner.stormy {
-            return Reaction::Answer {
-                after: Duration::from_millis(inner.chance.u64(0..50)),
-                outcome: Outcome::Delivered,
-            };
+            let after = Duration::from_millis(inner.chance.u64(0..50));
+            return Reaction::Answer { after, outcome: Outcome::Delivered };
         }
         let after = match inner.chance.u32(0..20) {
             // Slower than a lease: only renewal keeps others away.
@@ -100,9 +145,8 @@ impl World {
             0..8 => Outcome::Failed(Failure::transient("503", "down")),
             8..11 => Outcome::Failed(Failure::outage("broker", "gone")),
             11..14 => Outcome::Snoozed { wait: Duration::from_millis(inner.chance.u64(0..5_000)) },
-            14 => Outcome::Failed(Failure::permanent("410", "gone")),
-            15 => return Reaction::Panic,
-            16 => return Reaction::Silence,
+            14..17 => Outcome::Failed(Failure::permanent("410", "gone")),
+            17 => return Reaction::Panic,
             _ => Outcome::Delivered,
         };
         Reaction::Answer { after, outcome }
@@ -120,76 +164,169 @@ impl World {
         now
     }
 
-    pub(super) fn delivery_starts(&self, owner: u64, item: &MemoryItem<usize>) {
-        let now = Instant::now();
-        let (lawful, key) = self.store.rows(|rows| {
-            let row = rows.get(&item.seq);
-            let held = row.is_some_and(|row| row.is_held_by(owner, item.claim(), now));
-            (held, row.and_then(|row| row.key.clone()))
-        });
+    pub(super) fn ledger<R>(&self, tell: impl FnOnce(&mut Ledger) -> R) -> R {
+        tell(&mut self.lock().ledger)
+    }
+
+    pub(super) fn delivery_starts(&self, node: usize, event_id: &str) -> u64 {
+        let now = self.database.now();
+        let started = self
+            .database
+            .look(TABLE, |table| self.ledger(|ledger| ledger.delivery_starts(node, event_id, self.mode, table, now)));
+        started.unwrap_or_default()
+    }
+
+    /// A process died: its transactions will never commit.
+    pub(super) fn fell(&self, node: usize) {
         let mut inner = self.lock();
-        if !lawful {
-            inner.ledger.violation(format!("item {} was delivered past its lease", item.seq));
+        inner.ledger.fell(node);
+        inner.writers.retain(|_, (of, _)| *of != node);
+    }
+
+    /// Begins a transaction that writes events of these keys, as far as nobody else does: two that write the same key at
+    /// once commit in any order, and a relay cannot repair that.
+    pub(super) fn start_writing(&self, node: usize, keys: &mut [Option<String>]) -> Writing {
+        let number = self.next_number();
+        let mut inner = self.lock();
+        for key in keys.iter_mut() {
+            let taken = inner.writers.values().any(|(_, taken)| key.as_ref().is_some_and(|key| taken.contains(key)));
+            key.take_if(|_| taken);
         }
-        inner.ledger.deliveries += 1;
-        if let Some(key) = key {
-            self.check_order(&mut inner.ledger, item.seq, &key);
-        }
+        let taken = keys.iter().flatten().cloned().collect();
+        inner.writers.insert(number, (node, taken));
+        drop(inner);
+        Writing { world: self.clone(), number }
     }
 
-    /// Everything before it with the same key must have been delivered at least once.
-    fn check_order(&self, ledger: &mut Ledger, seq: u64, key: &Arc<str>) {
-        let missing = self.store.rows(|rows| {
-            let before = rows.range(..seq).filter(|(_, row)| row.key.as_ref() == Some(key));
-            before.map(|(seq, _)| *seq).find(|seq| !ledger.delivered.contains_key(seq))
-        });
-        if let Some(missing) = missing {
-            ledger.violation(format!("item {seq} of {key} was delivered before item {missing}"));
-        }
-    }
-
-    pub(super) fn delivered(&self, seq: u64) {
-        self.lock().ledger.delivered.entry(seq).or_default().times += 1;
-    }
-
-    /// A delivery that was cut off by a stop: its outcome is unknown, so it may come again.
-    pub(super) fn cut_off(&self, seq: u64) {
-        self.lock().ledger.delivered_or_cut(seq);
-    }
-
-    pub(super) fn applied(&self, seq: u64, terminal: bool, done: bool) {
-        self.lock().ledger.applied(seq, terminal, done);
-    }
-
-    pub(super) fn replay_dead(&self) {
-        let dead: Vec<u64> = self.store.rows(|rows| {
-            let dead = rows.iter().filter(|(_, row)| row.status == MemoryStatus::Dead);
-            dead.map(|(seq, _)| *seq).collect()
-        });
-        for seq in dead {
-            self.lock().ledger.replayed(seq);
-            self.store.replay(seq);
-        }
-    }
-
-    pub(super) fn all_done(&self) -> bool {
-        self.store.rows(|rows| rows.values().all(|row| row.status == MemoryStatus::Done))
+    /// Nothing is on its way, and nothing is left to be done.
+    pub(super) fn is_all_done(&self) -> bool {
+        let is_done = self.database.look(TABLE, |table| table.rows().all(|row| row.status == OutboxStatus::Done));
+        self.lock().writers.is_empty() && is_done.unwrap_or(true)
     }
 
     pub(super) fn unfinished(&self) -> Violation {
-        let left: BTreeMap<u64, MemoryStatus> = self.store.rows(|rows| {
-            let left = rows.iter().filter(|(_, row)| row.status != MemoryStatus::Done);
-            left.map(|(seq, row)| (*seq, row.status)).collect()
-        });
-        Violation::new(format!("an hour of calm and still not done: {left:?}"))
+        let rows = self.database.rows(TABLE);
+        let left = rows.into_iter().filter(|row| row.status != OutboxStatus::Done);
+        let left: Vec<_> = left.map(|row| (row.seq, row.status, row.locked_by, row.last_error)).collect();
+        let writers = self.lock().writers.len();
+        Violation::new(format!("an hour of calm and still {writers} writers and not done: {left:?}"))
     }
 
-    pub(super) fn check(&self) -> Result<super::Summary, Violation> {
-        let inner = self.lock();
-        self.store.rows(|rows| inner.ledger.check(rows))
+    pub(super) fn check(&self) -> Result<Summary, Violation> {
+        let checked = self.database.look(TABLE, |table| self.ledger(|ledger| ledger.check(table)));
+        checked.unwrap_or_else(|| Err(Violation::new("nobody opened the table".to_owned())))
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+/// A transaction on its way.
+pub(super) struct Writing {
+    world: World,
+    number: usize,
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        self.world.lock().writers.remove(&self.number);
+    }
+}
+
+/// Tells the world of a delivery that ended, however it did.
+pub(super) struct Delivering {
+    world: World,
+    event_id: String,
+    number: u64,
+    pub(super) ended: Ended,
+}
+
+impl Delivering {
+    pub(super) fn start(world: &World, node: usize, event_id: &str) -> Self {
+        let number = world.delivery_starts(node, event_id);
+        world.trace(node, || format!("delivery {number} of {event_id}"));
+        Self { world: world.clone(), event_id: event_id.to_owned(), number, ended: Ended::Otherwise }
+    }
+}
+
+impl Drop for Delivering {
+    fn drop(&mut self) {
+        self.world.trace(0, || format!("end of delivery {}: {:?}", self.number, self.ended));
+        self.world.ledger(|ledger| ledger.delivery_ends(&self.event_id, self.number, self.ended));
+    }
+}
+
+/// Whether a process still runs. A fallen one takes no further step, wherever it is.
+pub(super) struct Life {
+    world: World,
+    pub(super) node: usize,
+    state: Mutex<LifeState>,
+    pub(super) fell: tokio::sync::Notify,
+}
+
+#[derive(Default)]
+struct LifeState {
+    fallen: bool,
+    frozen_until: Option<Instant>,
+}
+
+impl Life {
+    pub(super) fn new(world: &World) -> Self {
+        Self {
+            world: world.clone(),
+            node: world.next_number(),
+            state: Mutex::default(),
+            fell: tokio::sync::Notify::new(),
+        }
+    }
+
+    pub(super) fn has_fallen(&self) -> bool {
+        self.lock().fallen
+    }
+
+    /// One step of the process: returns unless the process is frozen or has fallen.
+    pub(super) async fn step(&self) {
+        loop {
+            let frozen_until = {
+                let state = self.lock();
+                match state.fallen {
+                    true => None,
+                    false => Some(state.frozen_until.filter(|until| Instant::now() < *until)),
+                }
+            };
+            match frozen_until {
+                None => std::future::pending().await,
+                Some(Some(until)) => tokio::time::sleep_until(until).await,
+                Some(None) => return,
+            }
+        }
+    }
+
+    pub(super) async fn suffer(&self, fault: Fault) {
+        if fault != Fault::None {
+            self.world.trace(self.node, || format!("{fault:?}"));
+        }
+        match fault {
+            Fault::Crash => self.fall(),
+            Fault::Freeze(time) => {
+                let until = Instant::now() + time;
+                self.lock().frozen_until = Some(until);
+                self.world.ledger(|ledger| ledger.froze(self.node, until));
+            }
+            Fault::None | Fault::Refuse | Fault::LoseAnswer => {}
+        }
+        self.step().await;
+    }
+
+    pub(super) fn fall(&self) {
+        if !std::mem::replace(&mut self.lock().fallen, true) {
+            self.world.fell(self.node);
+            self.fell.notify_one();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, LifeState> {
+        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

@@ -6,8 +6,8 @@ CREATE TABLE {table} (
     -- COLLATE "C": compared as bytes, which is fast and outlives every upgrade of the system's collations.
     event_id       varchar(128) COLLATE "C" NOT NULL DEFAULT gen_random_uuid()::text UNIQUE CHECK (event_id <> ''),
     event_type     text COLLATE "C" NOT NULL CHECK (event_type <> ''),
-    aggregate_type text NOT NULL DEFAULT '__GLOBAL__',
-    aggregate_id   text,
+    aggregate_type text COLLATE "C" NOT NULL DEFAULT '__GLOBAL__',
+    aggregate_id   text COLLATE "C",
     tenant_id      text,
     -- What the hub matches subscriptions on.
     source_service text,
@@ -34,6 +34,8 @@ CREATE TABLE {table} (
     locked_at      timestamptz,
     -- How often a claim of this row ended by expiry since an attempt last came to an end.
     lease_losses   smallint NOT NULL DEFAULT 0,
+    -- Ordered mode: waits for an unfinished row of its aggregate before it, so claims need not look at it.
+    parked         boolean NOT NULL DEFAULT false,
     CHECK ((payload IS NULL) <> (payload_bytes IS NULL)),
     -- Readers in most languages know no infinity and no year above 9999: better refused here than unreadable there.
     CHECK (available_at >= '0001-01-01 00:00:00+00' AND available_at < '10000-01-01 00:00:00+00'),
@@ -65,7 +67,7 @@ CREATE INDEX {table}_dead ON {table} (seq) WHERE status = 3;
 CREATE TABLE {table}_owner (
     one_row      boolean PRIMARY KEY DEFAULT true CHECK (one_row),
     reader       text NOT NULL CHECK (reader IN ('dispatcher', 'channels')),
-    mode         text NOT NULL CHECK (mode IN ('single_node', 'multi_node')),
+    mode         text NOT NULL CHECK (mode IN ('single_node', 'multi_node', 'ordered')),
     owner        text,
     generation   bigint NOT NULL DEFAULT 0,
     leased_until timestamptz NOT NULL DEFAULT clock_timestamp()

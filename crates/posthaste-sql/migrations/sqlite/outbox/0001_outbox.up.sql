@@ -13,12 +13,7 @@ CREATE TABLE {table} (
     source_service TEXT,
     resource_type  TEXT,
     operation_type TEXT,
-    -- Text is kept verbatim; binary payloads have a column of their own.
-    payload        TEXT,
-    payload_bytes  BLOB,
     content_type   TEXT,
-    -- A JSON object of texts.
-    headers        TEXT,
     -- 0 NEW, 1 DONE, 2 RETRY, 3 DEAD
     status         INTEGER NOT NULL DEFAULT 0 CHECK (status BETWEEN 0 AND 3),
     attempts       INTEGER NOT NULL DEFAULT 0,
@@ -28,12 +23,21 @@ CREATE TABLE {table} (
     occurred_at    TEXT,
     done_at        TEXT,
     last_error     TEXT,
+    -- Which claim of which process has leased the row, and since when.
     locked_by      TEXT,
     locked_at      TEXT,
-    -- How often a claim of this row ended by expiry.
+    -- How often a claim of this row ended by expiry since an attempt last came to an end.
     lease_losses   INTEGER NOT NULL DEFAULT 0,
+    -- Ordered mode: waits for an unfinished row of its aggregate before it, so claims need not look at it.
+    parked         INTEGER NOT NULL DEFAULT 0 CHECK (parked IN (0, 1)),
     -- available_at in milliseconds, whatever offset or precision its text has: what the poller compares and sorts by.
     due            INTEGER GENERATED ALWAYS AS (CAST(round((julianday(available_at) - 2440587.5) * 86400000) AS INTEGER)) VIRTUAL,
+    -- A JSON object of texts.
+    headers        TEXT,
+    -- Text is kept verbatim; binary payloads have a column of their own. Both last, so that nothing else of a row lies
+    -- behind the pages of a large one.
+    payload        TEXT,
+    payload_bytes  BLOB,
     CHECK ((payload IS NULL) <> (payload_bytes IS NULL))
 );
 
@@ -44,12 +48,14 @@ CREATE INDEX {table}_pending_of_type ON {table} (event_type, due, seq) WHERE sta
 -- Dead events, oldest first.
 CREATE INDEX {table}_dead ON {table} (seq) WHERE status = 3;
 
--- One row: which kind of reader the table has, and which process reads it now. Claims are made in that process's
--- memory; the generation fences what an earlier owner still wants to record.
+-- One row: which kind of reader the table has, in which mode, and in single-node mode which process reads it now.
+-- There claims are made in that process's memory; the generation fences what an earlier owner still wants to record.
 CREATE TABLE {table}_owner (
     only         INTEGER PRIMARY KEY CHECK (only = 1),
     reader       TEXT NOT NULL CHECK (reader IN ('dispatcher', 'channels')),
+    mode         TEXT NOT NULL CHECK (mode IN ('single_node', 'multi_node', 'ordered')),
     owner        TEXT,
     generation   INTEGER NOT NULL DEFAULT 0,
+    -- Milliseconds since 1970 of the database's clock.
     leased_until INTEGER NOT NULL DEFAULT 0
 );

@@ -1,41 +1,75 @@
 //! How PostgreSQL carries out the statements of the hot path. A plan that scans or sorts is a bug that only shows at
 //! size, and one that depends on statistics is a bug that shows one night.
 
+use posthaste_core::outbox::{DeadHead, Mode, Purge, TableName};
 use posthaste_testing::servers;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
-use super::{fill, rows, settling, source};
-use crate::TableName;
-use crate::outbox::Mode;
+use super::{claim, fill, settle, upkeep};
 use crate::postgres::migrations;
 
-/// 100,000 rows that are pending, of ten types, 100,000 that are done and 50,000 that are delayed.
-const FILL: &str = "INSERT INTO outbox_event (event_type, payload, status, available_at)
-     SELECT 'type' || n % 10, '{}', (n % 5 < 2)::integer, clock_timestamp() + CASE WHEN n % 5 = 4 THEN interval '1 hour' ELSE interval '0' END
-     FROM generate_series(1, 250000) AS n";
+/// Of five rows, two are done, one is delayed and two are pending; of ten types and a thousand aggregates.
+fn backlog(rows: u32) -> String {
+    format!(
+        "INSERT INTO outbox_event (event_type, payload, aggregate_type, aggregate_id, status, available_at)
+         SELECT 'type' || n % 10, '{{}}', 'a', CASE WHEN n % 3 > 0 THEN n % 1000 END, (n % 5 < 2)::integer,
+             clock_timestamp() + CASE WHEN n % 5 = 4 THEN interval '1 hour' ELSE interval '0' END
+         FROM generate_series(1, {rows}) AS n"
+    )
+}
 
 /// What the table of a quiet service holds.
 const QUIET: &str = "INSERT INTO outbox_event (event_type, payload, status) SELECT 'type' || n % 10, '{}', 1 FROM generate_series(1, 50000) AS n";
 
 const ANALYZE: &str = "ANALYZE outbox_event";
 
-/// The table under every kind of statistics: none, those of an empty table, those of a quiet time, those of now.
-async fn tables() -> Vec<PgConnection> {
-    let mut tables = Vec::new();
-    for steps in [&[FILL][..], &[ANALYZE, FILL], &[QUIET, ANALYZE, FILL], &[FILL, ANALYZE]] {
-        let mut connection = PgConnection::connect(&servers::postgres().await).await.unwrap();
-        migrations::outbox(&TableName::default()).run(&mut connection).await.unwrap();
-        let settings = "ALTER TABLE outbox_event SET (autovacuum_enabled = off)";
-        for step in [settings].iter().chain(steps) {
-            sqlx::raw_sql(*step).execute(&mut connection).await.unwrap();
-        }
-        tables.push(connection);
+/// A table with this history, which no vacuum and no analysis changes.
+async fn table(steps: &[&str]) -> PgConnection {
+    let mut connection = PgConnection::connect(&servers::postgres().await).await.unwrap();
+    migrations::outbox(&TableName::default()).run(&mut connection).await.unwrap();
+    migrations::ordered(&TableName::default()).run(&mut connection).await.unwrap();
+    let settings = "ALTER TABLE outbox_event SET (autovacuum_enabled = off)";
+    for step in [settings].iter().chain(steps) {
+        sqlx::raw_sql(AssertSqlSafe(*step)).execute(&mut connection).await.unwrap();
     }
-    tables
+    connection
+}
+
+async fn check(mut connection: PgConnection) {
+    sqlx::raw_sql(claim::SCAN).execute(&mut connection).await.unwrap();
+    a_claim_reads_its_index_in_order_and_nothing_else(&mut connection).await;
+    an_ordered_claim_looks_each_key_up(&mut connection).await;
+    the_next_due_row_and_the_pending_types_are_found_by_their_index(&mut connection).await;
+    a_purge_reads_what_it_deletes(&mut connection).await;
+    sqlx::raw_sql("ROLLBACK").execute(&mut connection).await.unwrap();
+    a_settlement_looks_its_rows_up_by_their_numbers(&mut connection).await;
+    operators_read_what_they_ask_for(&mut connection).await;
+}
+
+#[tokio::test]
+async fn plans_hold_without_statistics() {
+    check(table(&[&backlog(250_000)]).await).await;
+}
+
+#[tokio::test]
+async fn plans_hold_with_the_statistics_of_an_empty_table() {
+    check(table(&[ANALYZE, &backlog(250_000)]).await).await;
+}
+
+#[tokio::test]
+async fn plans_hold_with_the_statistics_of_a_quiet_time() {
+    check(table(&[QUIET, ANALYZE, &backlog(250_000)]).await).await;
+}
+
+/// A million rows that are not done.
+#[tokio::test]
+async fn plans_hold_with_the_statistics_of_now_and_a_million_rows() {
+    check(table(&[&backlog(1_700_000), ANALYZE]).await).await;
 }
 
 /// The plans for these values and for any.
-async fn plans(connection: &mut PgConnection, sql: &str, values: &str) -> Vec<String> {
+async fn plans(connection: &mut PgConnection, mode: Mode, sql: &str, values: &str) -> Vec<String> {
+    let sql = fill(sql, &TableName::default(), mode);
     let mut plans = Vec::new();
     for mode in ["force_custom_plan", "force_generic_plan"] {
         let prepare = format!("SET plan_cache_mode = {mode}; DEALLOCATE ALL; PREPARE statement AS {sql}");
@@ -56,83 +90,122 @@ fn index(of_one_type: bool) -> &'static str {
 }
 
 fn assert_no_scan(plan: &str) {
-    let scans = plan.lines().any(|line| line.ends_with("Seq Scan on outbox_event") || line.contains("Bitmap"));
+    let scans = plan.lines().any(|line| line.contains("Seq Scan on outbox_event") || line.contains("Bitmap"));
     assert!(!scans, "{plan}");
 }
 
 const BEGINNING: &str = "'0001-01-01', -9223372036854775808";
 const MIDDLE: &str = "clock_timestamp() - interval '10 minutes', 100000";
+const BLOCK: Mode = Mode::Ordered(DeadHead::Block);
+const SKIP: Mode = Mode::Ordered(DeadHead::Skip);
 
-#[tokio::test]
-async fn a_claim_reads_its_index_in_order_and_nothing_else() {
-    let table = TableName::default();
-    for mut connection in tables().await {
-        sqlx::raw_sql(rows::SCAN).execute(&mut connection).await.unwrap();
-        for of_one_type in [false, true] {
-            let of_type = if of_one_type { ", 'type3'" } else { "" };
-            for position in [BEGINNING, MIDDLE] {
-                let values = format!("('{{1,2,3}}', 500, {position}{of_type})");
-                for plan in plans(&mut connection, &rows::pending(&table, of_one_type), &values).await {
-                    assert!(plan.contains(index(of_one_type)), "{plan}");
-                    assert!(plan.contains("hashed SubPlan") && !plan.contains("Sort"), "{plan}");
-                    assert_no_scan(&plan);
-                }
-                let values = format!("('{{1,2,3}}', 500, {position}, 'lock', 30000000, true{of_type})");
-                for plan in plans(&mut connection, &rows::lease(&table, of_one_type), &values).await {
-                    let (scan, chosen) = plan.split_once("InitPlan").expect("some of what is due is chosen");
-                    let (above, below) = scan.split_once("LockRows").expect("rows are locked");
-                    assert!(below.contains(index(of_one_type)) && below.contains("hashed SubPlan"), "{plan}");
-                    assert!(!scan.contains("Sort") && above.contains("Limit"), "sorts the backlog: {plan}");
-                    assert!(chosen.contains("Index Scan using outbox_event_pkey on outbox_event"), "{plan}");
-                    assert_no_scan(&plan);
-                }
+async fn a_claim_reads_its_index_in_order_and_nothing_else(connection: &mut PgConnection) {
+    for of_one_type in [false, true] {
+        let of_type = if of_one_type { ", 'type3'" } else { "" };
+        for position in [BEGINNING, MIDDLE] {
+            let values = format!("('{{1,2,3}}', 500, {position}, 0{of_type})");
+            for plan in plans(connection, Mode::SingleNode, &claim::pending(of_one_type), &values).await {
+                assert!(plan.contains(index(of_one_type)), "{plan}");
+                assert!(plan.contains("hashed SubPlan") && !plan.contains("Sort"), "{plan}");
+                assert_no_scan(&plan);
+            }
+            let values = format!("('{{1,2,3}}', 500, {position}, 0, 30000000, true, 'lock'{of_type})");
+            for plan in plans(connection, Mode::MultiNode, &claim::lease(of_one_type), &values).await {
+                let (scan, chosen) = plan.split_once("InitPlan").expect("some of what is due is chosen");
+                let (above, below) = scan.split_once("LockRows").expect("rows are locked");
+                assert!(below.contains(index(of_one_type)) && below.contains("hashed SubPlan"), "{plan}");
+                assert!(!scan.contains("Sort") && above.contains("Limit"), "sorts the backlog: {plan}");
+                assert!(chosen.contains("Index Scan using outbox_event_pkey on outbox_event"), "{plan}");
+                assert_no_scan(&plan);
             }
         }
     }
 }
 
-#[tokio::test]
-async fn the_next_due_row_and_the_pending_types_are_found_by_their_index() {
-    let table = TableName::default();
-    for mut connection in tables().await {
-        sqlx::raw_sql(rows::SCAN).execute(&mut connection).await.unwrap();
-        for (mode, of_one_type) in
-            [(Mode::SingleNode, false), (Mode::SingleNode, true), (Mode::MultiNode, false), (Mode::MultiNode, true)]
-        {
-            let values = format!("('{{1,2,3}}', true{})", if of_one_type { ", 'type3'" } else { "" });
-            for plan in plans(&mut connection, &rows::next_due(&table, mode, of_one_type), &values).await {
-                let plan = plan.replace("Index Only Scan", "Index Scan");
-                assert!(plan.contains(index(of_one_type)) && !plan.contains("Sort"), "{plan}");
+async fn an_ordered_claim_looks_each_key_up(connection: &mut PgConnection) {
+    for mode in [BLOCK, SKIP] {
+        for position in [BEGINNING, MIDDLE] {
+            let values = format!("('{{1,2,3}}', 500, {position}, 0, 30000000, true)");
+            for plan in plans(connection, mode, &claim::meet(), &values).await {
+                assert!(plan.contains("Index Scan using outbox_event_ready on outbox_event"), "{plan}");
+                assert!(plan.contains("Scan Backward using outbox_event_key on outbox_event before"), "{plan}");
+                assert!(!plan.contains("Sort"), "{plan}");
                 assert_no_scan(&plan);
             }
         }
-        for plan in plans(&mut connection, &fill(rows::PENDING_TYPES, &table), "").await {
-            assert_eq!(plan.matches("outbox_event_pending_of_type").count(), 2, "{plan}");
-            assert!(!plan.contains("Sort") && !plan.contains("Hash"), "{plan}");
+        for plan in plans(connection, mode, &claim::lease_met(), "('{5,6}', 'lock')").await {
+            assert!(plan.contains("Index Scan using outbox_event_pkey on outbox_event"), "{plan}");
+        }
+        for plan in plans(connection, mode, claim::PARK, "('{5,6}', '{3,4}')").await {
+            assert_eq!(plan.matches("using outbox_event_pkey on outbox_event").count(), 2, "{plan}");
+            assert_no_scan(&plan);
+        }
+        for plan in plans(connection, mode, claim::UNPARK, "('{a,a}', '{1,2}', 100)").await {
+            assert!(plan.contains("using outbox_event_key on outbox_event"), "{plan}");
+            assert!(plan.contains("using outbox_event_pkey on outbox_event"), "{plan}");
+            assert_no_scan(&plan);
+        }
+        for plan in plans(connection, mode, claim::HEAL, "").await {
+            assert!(plan.contains("using outbox_event_parked on outbox_event"), "{plan}");
             assert_no_scan(&plan);
         }
     }
 }
 
-#[tokio::test]
-async fn a_settlement_looks_its_rows_up_by_their_numbers() {
-    let table = TableName::default();
-    for mut connection in tables().await {
-        for mode in [Mode::SingleNode, Mode::MultiNode] {
-            let done = (settling::done(&table, mode), "('{a,b}', '{5,6}')");
-            let change = (settling::change(&table, mode), "('{a,b}', '{5,6}', '{1,2}', '{t,f}', '{1,2}', '{a,b}')");
-            let renew = (fill(source::RENEW, &table), "('{a,b}', '{5,6}')");
-            let release = (fill(source::RELEASE, &table), "('{a,b}', '{5,6}')");
-            for (sql, values) in [done, change, renew, release] {
-                for plan in plans(&mut connection, &sql, values).await {
-                    let by_number = plan.contains("Index Scan using outbox_event_pkey on outbox_event")
-                        || plan.contains("Bitmap Index Scan on outbox_event_pkey");
-                    let scans = plan
-                        .lines()
-                        .any(|line| line.contains("Seq Scan on outbox_event ") || line.contains("_pending"));
-                    assert!(by_number && !scans, "{plan}");
-                }
+async fn the_next_due_row_and_the_pending_types_are_found_by_their_index(connection: &mut PgConnection) {
+    for (mode, of_one_type) in [
+        (Mode::SingleNode, false),
+        (Mode::SingleNode, true),
+        (Mode::MultiNode, false),
+        (Mode::MultiNode, true),
+        (BLOCK, false),
+    ] {
+        let values = format!("('{{1,2,3}}', true{})", if of_one_type { ", 'type3'" } else { "" });
+        for plan in plans(connection, mode, &claim::next_due(mode, of_one_type), &values).await {
+            let plan = plan.replace("Index Only Scan", "Index Scan");
+            let ready = mode == BLOCK && plan.contains("Index Scan using outbox_event_ready on outbox_event");
+            assert!((ready || plan.contains(index(of_one_type))) && !plan.contains("Sort"), "{plan}");
+            assert_no_scan(&plan);
+        }
+    }
+    for plan in plans(connection, Mode::SingleNode, claim::PENDING_TYPES, "").await {
+        assert_eq!(plan.matches("outbox_event_pending_of_type").count(), 2, "{plan}");
+        assert!(!plan.contains("Sort") && !plan.contains("Hash"), "{plan}");
+        assert_no_scan(&plan);
+    }
+}
+
+async fn a_settlement_looks_its_rows_up_by_their_numbers(connection: &mut PgConnection) {
+    for mode in [Mode::SingleNode, Mode::MultiNode, BLOCK] {
+        let done = (settle::done(mode), "('{a,b}', '{5,6}')");
+        let change = (settle::change(mode), "('{a,b}', '{5,6}', '{1,2}', '{1,NULL}', '{1,2}', '{a,b}')");
+        let renew = (settle::RENEW.to_owned(), "('{a,b}', '{5,6}')");
+        let release = (settle::RELEASE.to_owned(), "('{a,b}', '{5,6}')");
+        for (sql, values) in [done, change, renew, release] {
+            for plan in plans(connection, mode, &sql, values).await {
+                let by_number = plan.contains("Index Scan using outbox_event_pkey on outbox_event")
+                    || plan.contains("Bitmap Index Scan on outbox_event_pkey");
+                let scans = plan.lines().any(|line| {
+                    line.contains("Seq Scan on outbox_event ") || line.contains("_pending") || line.contains("_ready")
+                });
+                assert!(by_number && !scans, "{plan}");
             }
+        }
+    }
+}
+
+async fn operators_read_what_they_ask_for(connection: &mut PgConnection) {
+    for plan in plans(connection, Mode::SingleNode, &upkeep::dead(), "(NULL, 'type3', NULL, 100)").await {
+        assert!(plan.contains("outbox_event_dead") && !plan.contains("Seq Scan"), "{plan}");
+    }
+}
+
+async fn a_purge_reads_what_it_deletes(connection: &mut PgConnection) {
+    for purge in [Purge::Done, Purge::Dead, Purge::Everything] {
+        for plan in plans(connection, Mode::SingleNode, &upkeep::purge(purge), "(1000000, 500)").await {
+            let index = if purge == Purge::Dead { "outbox_event_dead" } else { "outbox_event_pkey" };
+            assert!(plan.contains(&format!("Index Scan using {index}")) && !plan.contains("Sort"), "{plan}");
+            assert_no_scan(&plan);
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::letters::{
     HistoryRow, LetterDetail, LetterFilter, LetterPage, LetterRow, LetterSortKey, LetterStatus, Replay, ReplayResult,
     ReplayResults, Trigger,
 };
-use crate::sqlite::database::store_error;
+use crate::sqlite::faults::store_error;
 
 /// How far a list is counted.
 const COUNTED: i64 = 10_000;

@@ -9,7 +9,7 @@ use futures_util::TryStreamExt;
 use posthaste_core::bus::{Consumer, Fetched, Position};
 use posthaste_core::{Settled, StoreError, Wakeup};
 
-use super::super::database::store_error;
+use super::super::faults::store_error;
 use super::holdings::{Held, Holdings};
 use super::leases::{Advance, Leases};
 use super::{Log, Subscription, headers_from_text, lock, unreadable};

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use posthaste_core::{Progress, StoreError};
 
-use super::super::database::store_error;
+use super::super::faults::store_error;
 use super::{Log, unreadable};
 
 /// One record of the log, and who has read it.

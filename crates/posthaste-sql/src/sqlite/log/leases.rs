@@ -7,7 +7,7 @@ use posthaste_core::{Progress, StoreError};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, FromRow, Row};
 
-use super::super::database::store_error;
+use super::super::faults::store_error;
 use super::{Subscription, unreadable};
 use crate::sqlite::Database;
 

@@ -1,10 +1,9 @@
 use std::sync::Arc;
 
-use posthaste_core::{Failure, StoreError};
+use posthaste_core::StoreError;
 use sqlx::SqliteConnection;
 
-use super::Outbox;
-use crate::outbox::error_text;
+use super::OutboxStore;
 
 /// How many rows one look buries: a program that inserts many of them must not keep everybody else from writing.
 const BURIED_AT_ONCE: i64 = 10_000;
@@ -24,7 +23,7 @@ pub(super) const BURY: &str =
                    WHERE status IN (0, 2) AND event_type = CASE WHEN ?1 THEN CAST(?2 AS TEXT) ELSE ?2 END LIMIT ?4)
        AND EXISTS (SELECT 1 FROM {table}_owner WHERE owner IS NULL OR owner = ?5 OR leased_until <= {now_ms})";
 
-impl Outbox {
+impl OutboxStore {
     /// Makes the rows of these types dead, with the reason; it is no reason to stop when that fails.
     pub(super) async fn bury_nameless(&self, types: Vec<Nameless>) {
         match self.try_bury(types).await {
@@ -37,20 +36,21 @@ impl Outbox {
     }
 
     async fn try_bury(&self, types: Vec<Nameless>) -> Result<u64, StoreError> {
-        let (outbox, types) = (self.clone(), Arc::new(types));
+        let (store, types) = (self.clone(), Arc::new(types));
         let bury = self.0.database.write("bury undecodable rows of the outbox", move |connection| {
-            let (outbox, types) = (outbox.clone(), types.clone());
-            Box::pin(async move { outbox.bury(connection, &types).await })
+            let (store, types) = (store.clone(), types.clone());
+            Box::pin(async move { store.bury(connection, &types).await })
         });
         bury.await
     }
 
     async fn bury(&self, connection: &mut SqliteConnection, types: &[Nameless]) -> Result<u64, sqlx::Error> {
-        let reason = error_text(&Failure::permanent("undecodable", "event_type is not text in UTF-8"));
+        const REASON: &str = "undecodable: event_type is not text in UTF-8";
+        let owner = self.last_owner();
         let mut buried = 0;
         for Nameless { is_text, bytes } in types {
-            let bury = sqlx::query(self.sql(BURY)).bind(is_text).bind(&bytes[..]).bind(&reason);
-            let bury = bury.bind(BURIED_AT_ONCE - buried as i64).bind(self.0.ownership.owner());
+            let bury = sqlx::query(self.sql(BURY)).bind(is_text).bind(&bytes[..]).bind(REASON);
+            let bury = bury.bind(BURIED_AT_ONCE - buried as i64).bind(&owner);
             buried += bury.execute(&mut *connection).await?.rows_affected();
             if buried as i64 >= BURIED_AT_ONCE {
                 break;

@@ -1,21 +1,23 @@
 //! How SQLite carries out the statements of the hot path. A plan that scans or sorts is a bug that only shows at size.
 
+use posthaste_core::outbox::{DeadHead, Mode, Purge, TableName};
 use sqlx::{AssertSqlSafe, Row};
 
-use super::nameless::BURY;
-use super::settling::{CHANGE, DONE, FENCE};
-use super::{fill, rows};
-use crate::TableName;
+use super::{claim, fill, nameless, settle, upkeep};
 use crate::sqlite::Database;
 
-/// 120,000 rows, a tenth of them pending, of ten types.
+const MODES: [Mode; 4] =
+    [Mode::SingleNode, Mode::MultiNode, Mode::Ordered(DeadHead::Block), Mode::Ordered(DeadHead::Skip)];
+
+/// 120,000 rows, a tenth of them pending, of ten types and a thousand aggregates, with the statistics of that.
 async fn filled(folder: &tempfile::TempDir) -> Database {
     let database = Database::open(&format!("sqlite://{}/test.db", folder.path().display())).await.unwrap();
-    database.migrate_outbox(&TableName::default()).await.unwrap();
+    database.outbox(TableName::default(), Mode::ORDERED).await.unwrap();
     let fill = database.write("fill", |connection| {
         Box::pin(async move {
             let insert = "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 120000)
-                 INSERT INTO outbox_event (event_type, payload, status) SELECT 'type' || n % 10, '{}', n / 10 % 10 <> 0 FROM n";
+                 INSERT INTO outbox_event (event_type, payload, status, aggregate_id, parked)
+                 SELECT 'type' || n % 10, '{}', n / 10 % 10 <> 0, n % 1000, n % 7 = 0 FROM n";
             sqlx::query(insert).execute(&mut *connection).await?;
             sqlx::query("ANALYZE").execute(connection).await.map(|_| ())
         })
@@ -24,32 +26,76 @@ async fn filled(folder: &tempfile::TempDir) -> Database {
     database
 }
 
-async fn plan(database: &Database, sql: String) -> String {
-    let rows =
-        sqlx::query(AssertSqlSafe(format!("EXPLAIN QUERY PLAN {sql}"))).fetch_all(database.readers()).await.unwrap();
-    rows.iter().map(|row| row.get::<String, _>("detail") + "\n").collect()
+/// The plan of a statement. None of ours may sort, or go through the whole table.
+async fn plan(database: &Database, sql: &str, mode: Mode) -> String {
+    let explain = format!("EXPLAIN QUERY PLAN {}", fill(sql, &TableName::default(), mode));
+    let rows = sqlx::query(AssertSqlSafe(explain)).fetch_all(database.readers()).await.unwrap();
+    let plan: String = rows.iter().map(|row| row.get::<String, _>("detail") + "\n").collect();
+    assert!(!plan.contains("ORDER BY"), "sorts: {sql}\n{plan}");
+    let scans = ["SCAN outbox_event", "SCAN item", "SCAN earlier"];
+    assert!(!plan.lines().any(|line| scans.contains(&line)), "reads the whole table: {sql}\n{plan}");
+    plan
+}
+
+/// What a claim in this mode reads.
+fn index(mode: Mode, of_one_type: bool) -> &'static str {
+    match (mode, of_one_type) {
+        (Mode::Ordered(_), _) => "outbox_event_ready",
+        (_, true) => "outbox_event_pending_of_type",
+        (_, false) => "outbox_event_pending",
+    }
 }
 
 #[tokio::test]
 async fn a_claim_reads_its_index_in_order_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let database = filled(&folder).await;
-    let table = TableName::default();
-    for (of_one_type, index) in
-        [(false, "outbox_event_pending (due<?)"), (true, "outbox_event_pending_of_type (event_type=? AND due<?)")]
-    {
-        let plan = plan(&database, rows::pending(&table, of_one_type)).await;
-        assert!(plan.contains(&format!("SEARCH outbox_event USING INDEX {index}")), "{plan}");
-        assert!(!plan.contains("ORDER BY"), "sorts: {plan}");
+    for (mode, of_one_type) in MODES.iter().flat_map(|mode| [(*mode, false), (*mode, true)]) {
+        let of_type = if index(mode, of_one_type).ends_with("of_type") { "event_type=? AND " } else { "" };
+        let range = format!("{} ({of_type}due>? AND due<?)", index(mode, of_one_type));
+        let sql = match mode.leases_rows() {
+            true => claim::meet(mode, of_one_type),
+            false => claim::pending(of_one_type),
+        };
+        let claims = plan(&database, &sql, mode).await;
+        assert!(claims.contains(&format!("SEARCH item USING INDEX {range}")), "{claims}");
+        if let Mode::Ordered(_) = mode {
+            let earlier = "outbox_event_key (aggregate_type=? AND aggregate_id=? AND rowid<?)";
+            assert!(claims.contains(earlier) || claims.contains(&earlier.replace("rowid", "seq")), "{claims}");
+        }
+        let next = plan(&database, &claim::next_due(mode, of_one_type), mode).await;
+        let next = next.replace("COVERING ", "");
+        assert!(next.contains(&format!("outbox_event USING INDEX {}", index(mode, of_one_type))), "{next}");
     }
-    for of_one_type in [false, true] {
-        let plan = plan(&database, rows::next_due(&table, of_one_type)).await;
-        assert!(
-            plan.contains("USING INDEX outbox_event_pending")
-                || plan.contains("USING COVERING INDEX outbox_event_pending"),
-            "{plan}"
-        );
-        assert!(!plan.contains("ORDER BY"), "sorts: {plan}");
+    let types = plan(&database, claim::PENDING_TYPES, Mode::SingleNode).await;
+    assert_eq!(types.matches("outbox_event_pending_of_type").count(), 3, "{types}");
+    database.close().await;
+}
+
+#[tokio::test]
+async fn what_is_changed_is_looked_up_by_its_number() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = filled(&folder).await;
+    for mode in MODES {
+        let (fence, leases) = (settle::fence(mode), [claim::lease(false), claim::lease(true)]);
+        let others = [settle::DONE, settle::CHANGE, settle::RENEW, settle::RELEASE, claim::PARK, upkeep::DELETE];
+        for sql in others.into_iter().chain(leases.iter().map(String::as_str)).chain([fence.as_str()]) {
+            let plan = plan(&database, sql, mode).await;
+            assert!(plan.contains("USING INTEGER PRIMARY KEY (rowid=?)"), "{sql}\n{plan}");
+        }
+    }
+    database.close().await;
+}
+
+#[tokio::test]
+async fn who_waits_for_whom_is_found_by_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = filled(&folder).await;
+    for mode in MODES.into_iter().filter(|mode| matches!(mode, Mode::Ordered(_))) {
+        let unpark = plan(&database, settle::UNPARK, mode).await;
+        assert!(unpark.contains("outbox_event_key (aggregate_type=? AND aggregate_id=?)"), "{unpark}");
+        let heal = plan(&database, claim::HEAL, mode).await;
+        assert!(heal.contains("item USING INDEX outbox_event_parked") && heal.contains("outbox_event_key"), "{heal}");
     }
     database.close().await;
 }
@@ -58,19 +104,24 @@ async fn a_claim_reads_its_index_in_order_and_nothing_else() {
 async fn what_cannot_be_named_is_found_by_its_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let database = filled(&folder).await;
-    let plan = plan(&database, fill(BURY, &TableName::default())).await;
+    let plan = plan(&database, nameless::BURY, Mode::SingleNode).await;
     assert!(plan.contains("SEARCH outbox_event USING INTEGER PRIMARY KEY"), "{plan}");
     assert!(plan.contains("outbox_event_pending_of_type (event_type=?)"), "{plan}");
     database.close().await;
 }
 
 #[tokio::test]
-async fn a_settlement_looks_its_rows_up_one_by_one() {
+async fn what_operators_ask_is_found_by_an_index() {
     let folder = tempfile::tempdir().unwrap();
     let database = filled(&folder).await;
-    for statement in [FENCE, DONE, CHANGE] {
-        let plan = plan(&database, fill(statement, &TableName::default())).await;
-        assert!(plan.contains("SEARCH outbox_event USING INTEGER PRIMARY KEY"), "{plan}");
+    let mode = Mode::SingleNode;
+    for sql in [upkeep::dead(), upkeep::count(), upkeep::replay(), upkeep::old(Purge::Dead)] {
+        let plan = plan(&database, &sql, mode).await;
+        assert!(plan.contains("outbox_event_dead"), "{sql}\n{plan}");
     }
+    let find = plan(&database, &upkeep::find(), mode).await;
+    assert!(find.contains("(event_id=?)"), "{find}");
+    let oldest = plan(&database, upkeep::OLDEST_DUE, mode).await;
+    assert!(oldest.contains("outbox_event_pending (due<?)"), "{oldest}");
     database.close().await;
 }

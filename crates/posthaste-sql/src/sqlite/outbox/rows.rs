@@ -1,115 +1,96 @@
+use std::sync::Arc;
+
 use bytes::Bytes;
 use chrono::{DateTime, NaiveDateTime, Utc};
 use posthaste_core::Event;
+use posthaste_core::outbox::{OutboxRow, OutboxStatus, Pending, Position};
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 
-use super::fill;
-use crate::TableName;
-use crate::outbox::{OutboxRow, OutboxStatus, read_headers};
-use crate::sqlite::clock::time;
+use crate::outbox::{delayed_until, key_of, read_headers};
+use crate::sqlite::clock::{millis_of, time};
 
 /// What [`read_event`] reads, from column 0.
-const EVENT_COLUMNS: &str = "event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service, \
-     resource_type, operation_type, payload, payload_bytes, content_type, headers, occurred_at, created_at";
+pub(super) const EVENT_COLUMNS: &str = "event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service, \
+     resource_type, operation_type, payload, payload_bytes, content_type, headers, occurred_at, created_at, due, \
+     attempts, seq";
 /// The columns behind those of the event.
-const AFTER_EVENT: usize = 14;
+const AFTER_EVENT: usize = 17;
 
-/// One event's row; the bind is its id.
-pub(super) fn find(table: &TableName) -> String {
-    fill(
-        &format!(
-            "SELECT {EVENT_COLUMNS}, status, attempts, due,
-                 CAST(round((julianday(created_at) - 2440587.5) * 86400000) AS INTEGER),
-                 CAST(round((julianday(done_at) - 2440587.5) * 86400000) AS INTEGER), last_error
-             FROM {{table}} WHERE event_id = ?"
-        ),
-        table,
-    )
+/// What [`due`] reads behind them.
+pub(super) const DUE_COLUMNS: &str =
+    "coalesce(octet_length(payload), octet_length(payload_bytes)), status, lease_losses > 0";
+
+/// What [`row`] reads behind them.
+pub(super) fn row_columns() -> String {
+    let (created_at, done_at, locked_at) = (millis_of("created_at"), millis_of("done_at"), millis_of("locked_at"));
+    format!("status, {created_at}, {done_at}, last_error, locked_by, {locked_at}, CAST(lease_losses AS INTEGER)")
 }
 
-/// What is due, in the order of delivery. Binds: the rows to leave out as a JSON array, the limit, the event type.
-///
-/// The index is named because every other way to these rows sorts or scans; statistics must not change that.
-pub(super) fn pending(table: &TableName, of_one_type: bool) -> String {
-    let (index, of_type) = reading(of_one_type);
-    fill(
-        &format!(
-            "SELECT {EVENT_COLUMNS}, seq, attempts, coalesce(octet_length(payload), octet_length(payload_bytes))
-             FROM {{table}} INDEXED BY {index}
-             WHERE status IN (0, 2) {of_type} AND due <= {{now_ms}} AND seq NOT IN (SELECT value FROM json_each(?1))
-             ORDER BY due, seq LIMIT ?2"
-        ),
-        table,
-    )
-}
-
-/// How long until the first row is due that is not left out. Binds as [`pending`], the limit being ignored.
-pub(super) fn next_due(table: &TableName, of_one_type: bool) -> String {
-    let (index, of_type) = reading(of_one_type);
-    fill(
-        &format!(
-            "SELECT due - {{now_ms}} FROM {{table}} INDEXED BY {index}
-             WHERE status IN (0, 2) {of_type} AND seq NOT IN (SELECT value FROM json_each(?1))
-             ORDER BY due, seq LIMIT min(?2, 1)"
-        ),
-        table,
-    )
-}
-
-fn reading(of_one_type: bool) -> (&'static str, &'static str) {
-    match of_one_type {
-        true => ("{table}_pending_of_type", "AND event_type = ?3"),
-        false => ("{table}_pending", ""),
-    }
-}
-
-/// A pending row as the claim reads it.
-pub(super) struct Pending {
-    pub(super) seq: i64,
-    /// The database's time of its insert.
-    pub(super) created_at: DateTime<Utc>,
-    /// How often it was tried, and what it is; or why that cannot be told.
-    pub(super) event: Result<(u32, Event), String>,
+/// A row as a claim reads it.
+pub(super) struct Due {
+    pub(super) pending: Pending,
     /// What its payload takes in memory, also when it is no event.
     pub(super) payload_bytes: usize,
 }
 
-impl Pending {
-    pub(super) fn read(row: &SqliteRow) -> Result<Self, sqlx::Error> {
-        let seq = row.try_get(AFTER_EVENT)?;
-        let attempts = row.try_get::<u32, _>(AFTER_EVENT + 1).map_err(|error| error.to_string());
-        let event = attempts.and_then(|attempts| Ok((attempts, read_event(row)?)));
-        let created_at = row.try_get::<Option<String>, _>(AFTER_EVENT - 1).ok().flatten();
-        let created_at = created_at.and_then(|text| parse_time(&text)).unwrap_or_default();
-        let payload_bytes = row.try_get::<Option<i64>, _>(AFTER_EVENT + 2)?.unwrap_or_default() as usize;
-        Ok(Self { seq, created_at, event, payload_bytes })
-    }
+pub(super) fn due(row: &SqliteRow) -> Result<Due, sqlx::Error> {
+    let created_at = row.try_get::<Option<String>, _>(13).ok().flatten();
+    let pending = Pending {
+        position: Position { due: row.try_get(14)?, seq: row.try_get(16)? },
+        created_at: created_at.and_then(|text| parse_time(&text)).unwrap_or_default(),
+        event: read_event(row),
+        is_dead: OutboxStatus::of_code(row.try_get(AFTER_EVENT + 1)?) == OutboxStatus::Dead,
+        is_suspect: row.try_get(AFTER_EVENT + 2)?,
+        key: None,
+    };
+    let payload_bytes = row.try_get::<Option<i64>, _>(AFTER_EVENT)?.unwrap_or_default().max(0) as usize;
+    Ok(Due { pending, payload_bytes })
 }
 
-/// The answer to [`find`].
-pub(super) fn read(row: &SqliteRow) -> Result<OutboxRow, sqlx::Error> {
+/// The key of the event whose aggregate stands in these columns. Aggregates that are no text in UTF-8 may share one: their
+/// rows are no events, and go dead one after the other.
+pub(super) fn key(row: &SqliteRow, aggregate_type: usize, aggregate_id: usize) -> Option<Arc<str>> {
+    key_of(&text(row, aggregate_type).unwrap_or_default(), text(row, aggregate_id).as_deref())
+}
+
+/// A row as an operator sees it.
+pub(super) fn row(row: &SqliteRow) -> Result<OutboxRow, sqlx::Error> {
     Ok(OutboxRow {
-        event: read_event(row).ok(),
+        event_id: text(row, 0).unwrap_or_default(),
+        event: read_event(row).ok().map(|(_, event)| event),
+        available_at: time(row.try_get(14)?),
+        attempts: row.try_get::<i64, _>(15).map_or(0, |attempts| attempts.max(0) as u32),
+        seq: row.try_get(16)?,
         status: OutboxStatus::of_code(row.try_get(AFTER_EVENT)?),
-        attempts: row.try_get(AFTER_EVENT + 1)?,
-        available_at: time(row.try_get(AFTER_EVENT + 2)?),
-        created_at: time(row.try_get::<Option<i64>, _>(AFTER_EVENT + 3)?.unwrap_or_default()),
-        done_at: row.try_get::<Option<i64>, _>(AFTER_EVENT + 4)?.map(time),
-        last_error: row.try_get(AFTER_EVENT + 5)?,
+        created_at: time(row.try_get::<Option<i64>, _>(AFTER_EVENT + 1)?.unwrap_or_default()),
+        done_at: row.try_get::<Option<i64>, _>(AFTER_EVENT + 2)?.map(time),
+        last_error: text(row, AFTER_EVENT + 3),
+        locked_by: text(row, AFTER_EVENT + 4),
+        locked_at: row.try_get::<Option<i64>, _>(AFTER_EVENT + 5)?.map(time),
+        lease_losses: row.try_get::<i64, _>(AFTER_EVENT + 6)?.max(0) as u32,
     })
 }
 
-/// Any program may have written the row, so nothing in it is taken for granted.
-fn read_event(row: &SqliteRow) -> Result<Event, String> {
+/// As far as it can be read.
+fn text(row: &SqliteRow, column: usize) -> Option<String> {
+    let bytes = row.try_get_unchecked::<Option<Vec<u8>>, _>(column).ok().flatten()?;
+    Some(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+}
+
+/// How often the event was tried, and what it is. Any program may have written the row, so nothing in it is taken for
+/// granted.
+fn read_event(row: &SqliteRow) -> Result<(u32, Event), String> {
     let text = |column: usize| row.try_get::<Option<String>, _>(column).map_err(|error| error.to_string());
     let bytes = row.try_get::<Option<Vec<u8>>, _>(9).map_err(|error| error.to_string())?;
-    let headers = read_headers(text(11)?.as_deref())?;
+    let attempts = row.try_get::<u32, _>(15).map_err(|error| error.to_string())?;
+    let created_at = text(13)?.and_then(|created| parse_time(&created)).unwrap_or_default();
+    let available_at = time(row.try_get(14).map_err(|error| error.to_string())?);
     let occurred_at = match text(12)? {
         Some(written) => parse_time(&written).ok_or_else(|| format!("occurred_at {written:?} is not a time"))?,
-        None => text(13)?.and_then(|created| parse_time(&created)).unwrap_or_default(),
+        None => created_at,
     };
-    Event::builder(text(1)?.unwrap_or_default())
+    let event = Event::builder(text(1)?.unwrap_or_default())
         .id(text(0)?)
         .aggregate_type(text(2)?.unwrap_or_default())
         .aggregate_id(text(3)?)
@@ -120,10 +101,12 @@ fn read_event(row: &SqliteRow) -> Result<Event, String> {
         .text(text(8)?)
         .bytes(bytes.map(Bytes::from))
         .content_type(text(10)?)
-        .headers(headers)
+        .headers(read_headers(text(11)?.as_deref())?)
         .occurred_at(occurred_at)
+        .available_at(delayed_until(available_at, created_at, occurred_at, attempts))
         .build()
-        .map_err(|error| error.to_string())
+        .map_err(|error| error.to_string())?;
+    Ok((attempts, event))
 }
 
 /// RFC 3339, or SQLite's own form, which is in UTC.

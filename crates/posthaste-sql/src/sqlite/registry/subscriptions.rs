@@ -6,7 +6,7 @@ use sqlx::{AssertSqlSafe, QueryBuilder, Row};
 use super::{NOW_MS, Refusal, Registry, check_version, page, time};
 use crate::registry::{Page, PageRequest, RegistryError, Subscription, SubscriptionFields, SubscriptionFilter};
 use crate::sqlite::clock::{millis, span};
-use crate::sqlite::database::store_error;
+use crate::sqlite::faults::store_error;
 
 pub(super) const COLUMNS: &str = "subscription.id, subscriber_id, definition_id, endpoint, payload_type, auth_type, \
      auth_sealed, headers, timeout_ms, max_retry, tenant_id, active, subscription.created_at, \

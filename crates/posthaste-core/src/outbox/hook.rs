@@ -1,0 +1,42 @@
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::{BoxError, Event};
+
+/// Why a hook refused a write.
+pub type HookError = BoxError;
+
+/// What a service does around its own writes: enrich, refuse, count, warm a cache.
+///
+/// Called in this order: `before_write`, the insert, `after_write`, and at the end of a transaction that
+/// [`begin`](super::Outbox::begin) began, `after_commit` or `after_rollback`; the end of a transaction that sqlx began
+/// cannot be seen. Each is called once for each call of `write` or `write_all`. They run where the caller runs: keep them
+/// short.
+pub trait WriterHook: Send + Sync + 'static {
+    /// May replace the events; an empty list suppresses the write. An error aborts it and reaches the caller.
+    fn before_write(&self, events: Vec<Event>) -> Result<Vec<Event>, HookError> {
+        Ok(events)
+    }
+
+    /// The events are inserted. A panic here is logged and changes nothing.
+    fn after_write(&self, events: &[Event]) {
+        let _ = events;
+    }
+
+    /// The transaction has committed. A panic here is logged and changes nothing.
+    fn after_commit(&self, events: &[Event]) {
+        let _ = events;
+    }
+
+    /// The transaction was rolled back, or nobody knows: what did commit is found by the dispatcher. A panic here is
+    /// logged and changes nothing.
+    fn after_rollback(&self, events: &[Event]) {
+        let _ = events;
+    }
+}
+
+/// Calls a hook whose failure is nobody else's.
+pub(super) fn shielded(what: &'static str, call: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(call)).is_err() {
+        tracing::error!(hook = what, "a writer hook panicked; nothing else is affected");
+    }
+}

@@ -1,0 +1,81 @@
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Which kind of reader a table has. It has one for good: an event that the one kind cannot route would be the
+/// other's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    /// Listeners in this process, one source for all event types.
+    Dispatcher,
+    /// The event hub's channels, one source per event type.
+    Channels,
+}
+
+impl Reader {
+    /// As the database records it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Dispatcher => "dispatcher",
+            Self::Channels => "channels",
+        }
+    }
+}
+
+impl fmt::Display for Reader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.word())
+    }
+}
+
+/// How the processes that read a table keep out of each other's way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// One process reads at a time and claims in its memory, under a leased and fenced owner row: one write per event.
+    /// A second one waits until the first gave it up.
+    SingleNode,
+    /// Any number of processes read, and each leases the rows that it claims: two writes per event.
+    MultiNode,
+    /// As multi node, and the events of one aggregate are delivered one after the other, in the order of their insertion,
+    /// through retries and whichever process delivers them.
+    Ordered(DeadHead),
+    /// This process writes and reads nothing: another one does, or a tool that captures changes.
+    WriterOnly,
+}
+
+/// What becomes of the later events of an aggregate when one of them is dead.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DeadHead {
+    /// They wait until an operator replays or discards the dead one.
+    #[default]
+    Block,
+    /// They are delivered without it. When it is replayed later, it may be delivered beside one of them.
+    Skip,
+}
+
+impl Mode {
+    /// Ordered, and a dead event blocks its aggregate.
+    pub const ORDERED: Self = Self::Ordered(DeadHead::Block);
+
+    /// As the database records it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::SingleNode => "single_node",
+            Self::MultiNode => "multi_node",
+            Self::Ordered(_) => "ordered",
+            Self::WriterOnly => "writer_only",
+        }
+    }
+
+    /// Whether rows are leased one by one.
+    pub fn leases_rows(self) -> bool {
+        matches!(self, Self::MultiNode | Self::Ordered(_))
+    }
+
+    /// Whether a row may be written as claimed already by who writes it.
+    pub fn is_hot(self) -> bool {
+        matches!(self, Self::SingleNode | Self::MultiNode)
+    }
+}

@@ -1,0 +1,75 @@
+use std::sync::Mutex as StdMutex;
+use std::time::Duration;
+
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+use super::{Owner, Store};
+use crate::StoreError;
+
+/// This process's claim to the whole table: one row, leased, whose generation rises with every change of owner.
+pub(super) struct Ownership {
+    owner: String,
+    lease: Duration,
+    /// Locked while the row is refreshed, so that many sources refresh it once.
+    refreshing: Mutex<()>,
+    tenure: StdMutex<Option<Tenure>>,
+}
+
+#[derive(Clone, Copy)]
+struct Tenure {
+    generation: i64,
+    /// Before the refreshing statement was sent: the lease ends no earlier than this plus its length.
+    refreshed: Instant,
+}
+
+impl Ownership {
+    pub(super) fn new(owner: String, lease: Duration) -> Self {
+        Self { owner, lease, refreshing: Mutex::new(()), tenure: StdMutex::new(None) }
+    }
+
+    /// What must still stand for a row to be settled that was claimed under this generation.
+    pub(super) fn fence(&self, generation: i64) -> String {
+        format!("{}:{generation}", self.owner)
+    }
+
+    /// How long a claim may be relied on: the row may be a tenth of its lease old when a claim is made.
+    pub(super) fn dependable_lease(&self) -> Duration {
+        self.lease * 9 / 10
+    }
+
+    /// Takes or keeps the ownership. The row is written only when the last time is a tenth of the lease ago.
+    pub(super) async fn hold(&self, store: &impl Store) -> Result<Owner, StoreError> {
+        if let Some(generation) = self.fresh() {
+            return Ok(Owner::Us { generation });
+        }
+        let _once = self.refreshing.lock().await;
+        if let Some(generation) = self.fresh() {
+            return Ok(Owner::Us { generation });
+        }
+        let refreshed = Instant::now();
+        let owner = store.own(&self.owner, self.lease).await?;
+        self.set(match owner {
+            Owner::Us { generation } => Some(Tenure { generation, refreshed }),
+            Owner::Other { .. } => None,
+        });
+        Ok(owner)
+    }
+
+    fn fresh(&self) -> Option<i64> {
+        let tenure = *self.tenure.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        tenure.filter(|tenure| tenure.refreshed.elapsed() < self.lease / 10).map(|tenure| tenure.generation)
+    }
+
+    fn set(&self, tenure: Option<Tenure>) {
+        *self.tenure.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = tenure;
+    }
+
+    /// Lets another process take over at once.
+    pub(super) async fn give_up(&self, store: &impl Store) -> Result<(), StoreError> {
+        let _once = self.refreshing.lock().await;
+        store.disown(&self.owner).await?;
+        self.set(None);
+        Ok(())
+    }
+}

@@ -1,0 +1,103 @@
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use super::settings::{BadSetting, millis};
+use super::{Purge, Upkeep};
+use crate::StoreError;
+
+/// When rows are deleted. Pending rows never are, but for `everything`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Retention {
+    /// How long delivered events are kept. Default: 7 days.
+    #[serde(with = "optional_millis")]
+    pub done: Option<Duration>,
+    /// How long dead events are kept. Default: for ever, because an operator may still want them.
+    #[serde(with = "optional_millis")]
+    pub dead: Option<Duration>,
+    /// How long any event is kept, wherever it stands: for tables that another tool reads. Default: for ever.
+    #[serde(with = "optional_millis")]
+    pub everything: Option<Duration>,
+    /// How many rows are deleted in one transaction. Default: 500.
+    pub batch_size: usize,
+    /// How often. Default: once an hour.
+    #[serde(with = "millis")]
+    pub interval: Duration,
+}
+
+impl Default for Retention {
+    fn default() -> Self {
+        Self {
+            done: Some(Duration::from_secs(7 * 24 * 60 * 60)),
+            dead: None,
+            everything: None,
+            batch_size: 500,
+            interval: Duration::from_secs(60 * 60),
+        }
+    }
+}
+
+impl Retention {
+    pub(super) fn check(&self) -> Result<(), BadSetting> {
+        if self.batch_size == 0 {
+            return Err(BadSetting::new("purge.batch_size", 0, "give at least 1"));
+        }
+        match self.interval.is_zero() {
+            true => Err(BadSetting::new("purge.interval", "0", "give some time")),
+            false => Ok(()),
+        }
+    }
+
+    /// Deletes what is old enough, batch by batch, each in a transaction of its own; answers with how many rows.
+    pub(super) async fn enforce(&self, store: &impl Upkeep) -> Result<u64, StoreError> {
+        let mut purged = 0;
+        for (what, kept) in [(Purge::Done, self.done), (Purge::Dead, self.dead), (Purge::Everything, self.everything)] {
+            let Some(kept) = kept else { continue };
+            loop {
+                let batch = store.purge(what, kept, self.batch_size).await?;
+                purged += batch;
+                if batch < self.batch_size as u64 {
+                    break;
+                }
+            }
+        }
+        Ok(purged)
+    }
+
+    /// Enforces it now and then, until `stop`. A failing time never ends the schedule.
+    pub(super) async fn keep(self, store: &impl Upkeep, stop: CancellationToken) {
+        loop {
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                purged = self.enforce(store) => match purged {
+                    Ok(0) => {}
+                    Ok(rows) => tracing::info!(rows, "old events are purged"),
+                    Err(error) => tracing::warn!(error = error.chain(), "old events are not purged; trying again later"),
+                },
+            }
+            tokio::select! {
+                biased;
+                () = stop.cancelled() => return,
+                () = sleep(self.interval) => {}
+            }
+        }
+    }
+}
+
+mod optional_millis {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+        time.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+        Ok(Option::<u64>::deserialize(deserializer)?.map(Duration::from_millis))
+    }
+}

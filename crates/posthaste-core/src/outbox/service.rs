@@ -1,0 +1,300 @@
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::hook::WriterHook;
+use super::write::{WriteError, write_all};
+use super::{
+    DeadFilter, InTransaction, Mode, OutboxBuilder, OutboxRow, Pool, Retention, Settings, Store, Table, Transaction,
+    Upkeep,
+};
+use crate::trace::TraceContext;
+use crate::wakeup::PROBES;
+use crate::{IntoEvent, Listeners, Relay, Signal, StoreError};
+
+/// How long hints for other processes gather: one is as good as a hundred.
+const NOTIFY_PAUSE: Duration = Duration::from_millis(10);
+/// How long to wait before listening again after the connection was lost.
+const LISTEN_PAUSE: Duration = Duration::from_secs(1);
+
+/// The outbox of a service: write events in its transactions, and have its listeners called once those have committed.
+///
+/// Clones are the same outbox. [`close`](Self::close) ends it in order; when the last clone is dropped without, it ends by
+/// itself in the background.
+pub struct Outbox<S: Store + Upkeep>(Arc<Service<S>>);
+
+struct Service<S: Store + Upkeep> {
+    table: Table<S>,
+    hook: Option<Arc<dyn WriterHook>>,
+    trace: Option<Arc<dyn TraceContext>>,
+    retention: Option<Retention>,
+    stop_purge: CancellationToken,
+    stop_relay: CancellationToken,
+    stop_hints: CancellationToken,
+    tasks: Mutex<Tasks>,
+    _stop_all: [DropGuard; 3],
+}
+
+#[derive(Default)]
+struct Tasks {
+    purge: JoinSet<()>,
+    relay: JoinSet<()>,
+    hints: JoinSet<()>,
+}
+
+impl<S: Store + Upkeep> Clone for Outbox<S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<S: Store + Upkeep> Outbox<S> {
+    /// Begins an outbox in the database of this pool.
+    #[allow(clippy::new_ret_no_self)]
+    pub fn new<P: Pool<S>>(pool: P) -> OutboxBuilder<P, S> {
+        OutboxBuilder::new(pool)
+    }
+
+    pub(super) fn start(
+        table: Table<S>,
+        settings: Settings,
+        listeners: Listeners,
+        hook: Option<Arc<dyn WriterHook>>,
+        trace: Option<Arc<dyn TraceContext>>,
+    ) -> Self {
+        let [stop_purge, stop_relay, stop_hints] = [(); 3].map(|()| CancellationToken::new());
+        let mut tasks = Tasks::default();
+        let is_reader = settings.mode != Mode::WriterOnly;
+        if is_reader {
+            let sink = listeners.into_sink(settings.unroutable, trace.clone(), &settings.metrics_prefix);
+            let source = table.dispatcher_source().skip_recent(settings.skip_recent);
+            let relay = Relay::new("dispatcher", Arc::new(source), Arc::new(sink), settings.relay_options());
+            if settings.mode.is_hot() {
+                table.set_hot_door(relay.hot_door(settings.hot_queue));
+            }
+            if settings.workers == 0 {
+                tracing::warn!(table = %settings.table, "the outbox has no workers: nothing will be delivered");
+            }
+            tasks.relay.spawn(relay.run(stop_relay.clone()));
+            tasks.hints.spawn(until(stop_hints.clone(), listen(table.clone())));
+            let lag = metrics::gauge!(format!("{}_lag_oldest_ms", settings.metrics_prefix), "relay" => "dispatcher");
+            tasks.hints.spawn(until(stop_hints.clone(), watch_lag(table.clone(), lag, settings.poll_interval)));
+        }
+        // The one reader of a single-node table knows of its own writes without being told.
+        if settings.mode != Mode::SingleNode {
+            tasks.hints.spawn(until(stop_hints.clone(), notify(table.clone())));
+        }
+        if let Some(retention) = settings.purge.clone() {
+            let (table, stop) = (table.clone(), stop_purge.clone());
+            tasks.purge.spawn(async move { retention.keep(table.store(), stop).await });
+        }
+        let _stop_all = [&stop_purge, &stop_relay, &stop_hints].map(|stop| stop.clone().drop_guard());
+        Self(Arc::new(Service {
+            table,
+            hook,
+            trace,
+            retention: settings.purge,
+            stop_purge,
+            stop_relay,
+            stop_hints,
+            tasks: Mutex::new(tasks),
+            _stop_all,
+        }))
+    }
+
+    /// Begins a transaction of the service whose end this outbox sees: what is written in it goes straight from its commit
+    /// to the listeners of this process.
+    pub async fn begin(&self) -> Result<Transaction<S>, StoreError> {
+        Transaction::begin(&self.0.table, self.0.hook.clone()).await
+    }
+
+    /// Writes an event in a transaction: one that [`begin`](Self::begin) began, or one of sqlx. It is delivered once that
+    /// has committed, and never if it does not. Answers with its id, or with nothing when the writer's hook suppressed it.
+    ///
+    /// The commit of a transaction of sqlx cannot be seen from here: the dispatcher looks a few times within the next
+    /// moments, and at once after [`committed`](Self::committed).
+    pub async fn write(
+        &self,
+        transaction: &mut impl InTransaction<S>,
+        event: impl IntoEvent,
+    ) -> Result<Option<String>, WriteError> {
+        Ok(self.write_all(transaction, [event]).await?.pop())
+    }
+
+    /// Writes events in a transaction, in this order, in one statement where they are not too many; answers with their
+    /// ids. See [`write`](Self::write).
+    pub async fn write_all(
+        &self,
+        transaction: &mut impl InTransaction<S>,
+        events: impl IntoIterator<Item = impl IntoEvent>,
+    ) -> Result<Vec<String>, WriteError> {
+        let trace = self.0.trace.as_ref().map(|trace| trace.current()).unwrap_or_default();
+        let events = events.into_iter().map(|event| Ok(event.into_event()?.carrying(&trace)));
+        let events = events.collect::<Result<Vec<_>, WriteError>>()?;
+        write_all(&self.0.table, self.0.hook.as_ref(), transaction, events).await
+    }
+
+    /// For who has just committed a transaction of sqlx with events in it: the dispatcher looks at once.
+    pub fn committed(&self) {
+        self.0.table.committed();
+    }
+
+    /// The row of one event, wherever it stands.
+    pub async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
+        self.0.table.store().find(event_id).await
+    }
+
+    /// The events that were given up.
+    pub fn dead(&self) -> DeadEvents<'_, S> {
+        DeadEvents(&self.0.table)
+    }
+
+    /// Deletes now what the retention says is old enough; answers with how many rows.
+    pub async fn purge(&self) -> Result<u64, StoreError> {
+        match &self.0.retention {
+            Some(retention) => retention.enforce(self.0.table.store()).await,
+            None => Ok(0),
+        }
+    }
+
+    /// The table behind it, for who builds on it.
+    pub fn table(&self) -> &Table<S> {
+        &self.0.table
+    }
+
+    /// Ends purging, then stops claiming, delivers what is claimed as long as the drain time lasts, records what is known
+    /// and releases the rest. Writing goes on to work; somebody else will deliver it. A second call returns at once.
+    pub async fn close(&self) {
+        let mut tasks = std::mem::take(&mut *self.0.tasks.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        for (stop, tasks) in [
+            (&self.0.stop_purge, &mut tasks.purge),
+            (&self.0.stop_relay, &mut tasks.relay),
+            (&self.0.stop_hints, &mut tasks.hints),
+        ] {
+            stop.cancel();
+            while let Some(ended) = tasks.join_next().await {
+                if let Err(error) = ended {
+                    tracing::error!(%error, "a task of the outbox did not end well");
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Tasks {
+    /// A dropped outbox ends in order all the same: its tasks are told to, and not cut off.
+    fn drop(&mut self) {
+        self.purge.detach_all();
+        self.relay.detach_all();
+        self.hints.detach_all();
+    }
+}
+
+/// The events of one outbox that were given up, and what can be done about them.
+pub struct DeadEvents<'a, S: Store + Upkeep>(&'a Table<S>);
+
+impl<S: Store + Upkeep> DeadEvents<'_, S> {
+    /// Oldest first.
+    pub async fn list(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<OutboxRow>, StoreError> {
+        self.0.store().dead(filter, limit).await
+    }
+
+    /// How many there are.
+    pub async fn count(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
+        self.0.store().count_dead(filter).await
+    }
+
+    /// Makes one new again, as if it had never been tried; whether it was dead.
+    pub async fn replay(&self, event_id: &str) -> Result<bool, StoreError> {
+        let filter = DeadFilter { event_id: Some(event_id.to_owned()), ..DeadFilter::all() };
+        let (replayed, _) = self.0.store().replay(&filter, i64::MIN, 1).await?;
+        self.0.committed();
+        Ok(replayed > 0)
+    }
+
+    /// Makes all new again that were dead when it began, `batch` at a time, each in a transaction of its own; answers with
+    /// how many.
+    pub async fn replay_all(&self, filter: &DeadFilter, batch: std::num::NonZeroUsize) -> Result<u64, StoreError> {
+        let (mut replayed, mut behind) = (0, i64::MIN);
+        loop {
+            let (count, last) = self.0.store().replay(filter, behind, batch.get()).await?;
+            replayed += count;
+            behind = last;
+            self.0.committed();
+            if count < batch.get() as u64 {
+                return Ok(replayed);
+            }
+        }
+    }
+
+    /// Deletes one for good; whether it was dead.
+    pub async fn discard(&self, event_id: &str) -> Result<bool, StoreError> {
+        let discarded = self.0.store().discard(event_id).await?;
+        self.0.committed();
+        Ok(discarded)
+    }
+}
+
+async fn until(stop: CancellationToken, task: impl Future<Output = ()>) {
+    tokio::select! {
+        biased;
+        () = stop.cancelled() => {}
+        () = task => {}
+    }
+}
+
+/// Measures from time to time how long the oldest event that is due has been waiting. Where that cannot be asked, what was
+/// known stays.
+async fn watch_lag<S: Store + Upkeep>(table: Table<S>, lag: metrics::Gauge, every: Duration) {
+    loop {
+        match table.store().oldest_due().await {
+            Ok(age) => lag.set(age.unwrap_or_default().as_millis() as f64),
+            Err(error) => tracing::debug!(error = error.chain(), "the oldest event is not known"),
+        }
+        sleep(every).await;
+    }
+}
+
+/// Tells other processes, not more often than is useful. A hint that is lost costs time, and nothing else.
+async fn notify<S: Store>(table: Table<S>) {
+    loop {
+        let waits = match table.others().signalled().await {
+            Signal::Now => &[Duration::ZERO][..],
+            Signal::Soon => &PROBES[..],
+        };
+        for wait in waits {
+            sleep(*wait).await;
+            if let Err(error) = table.store().notify().await {
+                tracing::debug!(error = error.chain(), "other processes are not told; they will look by themselves");
+            }
+        }
+        sleep(NOTIFY_PAUSE).await;
+    }
+}
+
+/// Looks when another process says so.
+async fn listen<S: Store>(table: Table<S>) {
+    let wakeup = crate::Wakeup::default();
+    loop {
+        let listening = table.store().listen(wakeup.clone());
+        tokio::pin!(listening);
+        loop {
+            tokio::select! {
+                biased;
+                _ = wakeup.signalled() => table.wake_all(),
+                ended = &mut listening => {
+                    if let Err(error) = ended {
+                        tracing::debug!(error = error.chain(), "no hints from other processes; polling goes on");
+                    }
+                    break;
+                }
+            }
+        }
+        sleep(LISTEN_PAUSE).await;
+        // Whatever was said in the meantime was not heard.
+        table.wake_all();
+    }
+}

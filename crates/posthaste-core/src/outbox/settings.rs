@@ -1,0 +1,204 @@
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Mode, Retention, TableName};
+use crate::{OnStop, RelayOptions, RetryPolicy};
+
+/// How an outbox runs. Data, so that a service can keep it in its own config file; what is absent has the default.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// The outbox table. Default: `outbox_event`.
+    pub table: TableName,
+    /// Default: single node.
+    pub mode: Mode,
+    /// How many listeners run at once. Default: 4. With 0 nothing is delivered: for tests.
+    pub workers: usize,
+    /// How many events may go straight from a commit to the listeners and not be settled yet; what exceeds it is claimed
+    /// from the table like everything else. Default: 1000.
+    pub hot_queue: usize,
+    /// How many events may be claimed from the table and not yet settled. Default: 1000.
+    pub cold_queue: usize,
+    /// How many events are claimed at once. Default: 500; a full batch is followed by the next at once.
+    pub batch_size: usize,
+    /// How often an idle table is asked without a wake-up. Default: 5 s.
+    #[serde(with = "millis")]
+    pub poll_interval: Duration,
+    /// Rows younger than this are left alone when the table is asked. Default: 0.
+    #[serde(with = "millis")]
+    pub skip_recent: Duration,
+    /// How long a claim holds without being renewed; the same in all processes that read the table. Default: 30 s.
+    #[serde(with = "millis")]
+    pub lease: Duration,
+    /// How long [`close`](super::Outbox::close) waits for running and queued events. Default: 5 s.
+    #[serde(with = "millis")]
+    pub drain: Duration,
+    /// Default: 10 attempts, 200 ms doubled up to 60 s.
+    pub retry: RetryPolicy,
+    /// What becomes of an event that no listener of this process is for. Default: dead at once.
+    pub unroutable: Unroutable,
+    /// When what is finished is deleted. Default: never.
+    pub purge: Option<Retention>,
+    /// What the names of metrics begin with. Default: `posthaste`.
+    pub metrics_prefix: String,
+}
+
+/// What becomes of an event that no listener of this process is for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Unroutable {
+    /// It is dead at once.
+    #[default]
+    Dead,
+    /// It is left for other processes until it is this old, then it is dead: for deployments in which new listeners
+    /// come one process after the other.
+    Leave {
+        /// How old it may become.
+        #[serde(with = "millis")]
+        grace: Duration,
+    },
+}
+
+/// A setting that makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("setting {setting} is {value}: {remedy}")]
+pub struct BadSetting {
+    setting: &'static str,
+    value: String,
+    remedy: &'static str,
+}
+
+impl BadSetting {
+    pub(super) fn new(setting: &'static str, value: impl ToString, remedy: &'static str) -> Self {
+        Self { setting, value: value.to_string(), remedy }
+    }
+
+    /// Which one.
+    pub fn setting(&self) -> &'static str {
+        self.setting
+    }
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            table: TableName::default(),
+            mode: Mode::SingleNode,
+            workers: 4,
+            hot_queue: 1_000,
+            cold_queue: 1_000,
+            batch_size: 500,
+            poll_interval: Duration::from_secs(5),
+            skip_recent: Duration::ZERO,
+            lease: Duration::from_secs(30),
+            drain: Duration::from_secs(5),
+            retry: RetryPolicy::default(),
+            unroutable: Unroutable::Dead,
+            purge: None,
+            metrics_prefix: "posthaste".to_owned(),
+        }
+    }
+}
+
+impl Settings {
+    pub(super) fn check(&self) -> Result<(), BadSetting> {
+        let positive = |setting, value: usize| match value {
+            0 => Err(BadSetting::new(setting, 0, "give at least 1")),
+            _ => Ok(()),
+        };
+        let some_time = |setting, value: Duration| match value.is_zero() {
+            true => Err(BadSetting::new(setting, "0", "give some time")),
+            false => Ok(()),
+        };
+        positive("hot_queue", self.hot_queue)?;
+        positive("cold_queue", self.cold_queue)?;
+        positive("batch_size", self.batch_size)?;
+        some_time("poll_interval", self.poll_interval)?;
+        if self.lease < Duration::from_secs(1) {
+            let remedy = "give at least 1 s, better 30 s: a claim is renewed three times within it";
+            return Err(BadSetting::new("lease", format!("{:?}", self.lease), remedy));
+        }
+        if let Some(retention) = &self.purge {
+            retention.check()?;
+        }
+        self.check_retry()?;
+        let prefix = &self.metrics_prefix;
+        let starts_well = prefix.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_');
+        match starts_well && prefix.chars().all(|c| c.is_ascii_alphanumeric() || c == '_') {
+            true => Ok(()),
+            false => Err(BadSetting::new(
+                "metrics_prefix",
+                format!("{prefix:?}"),
+                "give letters, digits and _ that do not start with a digit",
+            )),
+        }
+    }
+
+    fn check_retry(&self) -> Result<(), BadSetting> {
+        if self.retry.max_attempts() == Some(0) {
+            return Err(BadSetting::new("retry.max_attempts", 0, "give at least 1: the first delivery is one"));
+        }
+        match self.retry {
+            RetryPolicy::Exponential { base, max, .. } if base.is_zero() || max.is_zero() => {
+                Err(BadSetting::new("retry.base or retry.max", "0", "give some time"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A process that only writes has no use for these: rather refused than ignored.
+    pub(super) fn check_writer_only(&self) -> Result<(), BadSetting> {
+        let default = Self { table: self.table.clone(), mode: self.mode, purge: self.purge.clone(), ..Self::default() };
+        let of_the_dispatcher = [
+            ("workers", self.workers != default.workers),
+            ("hot_queue", self.hot_queue != default.hot_queue),
+            ("cold_queue", self.cold_queue != default.cold_queue),
+            ("batch_size", self.batch_size != default.batch_size),
+            ("poll_interval", self.poll_interval != default.poll_interval),
+            ("skip_recent", self.skip_recent != default.skip_recent),
+            ("lease", self.lease != default.lease),
+            ("drain", self.drain != default.drain),
+            ("retry", self.retry != default.retry),
+            ("unroutable", self.unroutable != default.unroutable),
+        ];
+        match of_the_dispatcher.into_iter().find(|(_, is_set)| *is_set) {
+            Some((setting, _)) => Err(BadSetting::new(setting, "set", "a process that only writes has no dispatcher")),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn relay_options(&self) -> RelayOptions {
+        RelayOptions {
+            workers: self.workers,
+            // One at a time for each worker: an event never waits behind a slow one while another worker is free.
+            chunk: 1,
+            batch: self.batch_size,
+            max_in_flight: self.cold_queue,
+            poll_interval: self.poll_interval,
+            retry: self.retry.clone(),
+            // Nobody waits for a mark, and every transaction that makes one waits for the disk: few of them, with many
+            // marks each. What a crash may repeat stays far below a tenth of a second.
+            settle_linger: Duration::from_millis(10),
+            drain: self.drain,
+            on_stop: OnStop::Deliver,
+            metrics_prefix: self.metrics_prefix.clone(),
+            ..RelayOptions::default()
+        }
+    }
+}
+
+/// Durations as milliseconds, which every config format can spell.
+pub(super) mod millis {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        u64::deserialize(deserializer).map(Duration::from_millis)
+    }
+}

@@ -1,0 +1,214 @@
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+
+use super::lane::Lane;
+use super::ownership::Ownership;
+use super::{Mode, OpenError, OutboxItem, OutboxSource, Reader, Registration, Store};
+use crate::event::next_id;
+use crate::{Event, HotDoor, StoreError, Wakeup};
+
+/// One outbox table and this process's part in it: what it holds, where it reads, and who is to be woken.
+pub struct Table<S: Store>(Arc<Shared<S>>);
+
+struct Shared<S> {
+    store: S,
+    /// `None` where this process only writes.
+    reader: Option<Reader>,
+    lease: Duration,
+    /// In single-node mode.
+    ownership: Ownership,
+    /// Where rows are leased: one row whose lease was lost before may be in flight, because it may be what kills processes.
+    suspects: Arc<Semaphore>,
+    /// By event type; the dispatcher's one lane has the empty name, which no event type can have.
+    lanes: Mutex<HashMap<String, Arc<Lane>>>,
+    open_sources: AtomicUsize,
+    /// Where this process's dispatcher takes in what is written as claimed.
+    hot: OnceLock<HotDoor<OutboxItem>>,
+    /// Other processes are to be told of something.
+    others: Wakeup,
+}
+
+impl<S: Store> Clone for Table<S> {
+    fn clone(&self) -> Self {
+        Self(self.0.clone())
+    }
+}
+
+impl<S: Store> Table<S> {
+    /// Records the table's kind of reader and its mode, or finds them to be the same as before.
+    ///
+    /// All processes that read a table give the same `lease`: where rows are leased, who claims decides by its own whether
+    /// another's has ended.
+    pub async fn open(store: S, reader: Reader, lease: Duration) -> Result<Self, OpenError> {
+        if reader == Reader::Channels && matches!(store.mode(), Mode::Ordered(_)) {
+            return Err(OpenError::Unsuitable {
+                problem: "channels deliver each event type by itself, so there is no order over all of an aggregate"
+                    .to_owned(),
+                remedy: "choose another mode".to_owned(),
+            });
+        }
+        let Registration { reader: recorded, mode } = store.register(reader).await?;
+        let table = store.table().clone();
+        if recorded != reader.word() {
+            return Err(OpenError::OtherReader { table, recorded, asked: reader });
+        }
+        let asked = store.mode().word();
+        if mode != asked {
+            return Err(OpenError::OtherMode { table, recorded: mode, asked });
+        }
+        Ok(Self::new(store, Some(reader), lease))
+    }
+
+    /// For a process that writes and reads nothing: any kind of reader in any mode may read it elsewhere.
+    pub fn for_writing(store: S) -> Self {
+        Self::new(store, None, Duration::ZERO)
+    }
+
+    fn new(store: S, reader: Option<Reader>, lease: Duration) -> Self {
+        Self(Arc::new(Shared {
+            store,
+            reader,
+            lease,
+            ownership: Ownership::new(next_id(), lease),
+            suspects: Arc::new(Semaphore::new(1)),
+            lanes: Mutex::default(),
+            open_sources: AtomicUsize::new(0),
+            hot: OnceLock::new(),
+            others: Wakeup::default(),
+        }))
+    }
+
+    /// The statements behind it.
+    pub fn store(&self) -> &S {
+        &self.0.store
+    }
+
+    /// The source of every event of the table.
+    ///
+    /// # Panics
+    /// When the table was not opened for the dispatcher.
+    pub fn dispatcher_source(&self) -> OutboxSource<S> {
+        assert_eq!(self.0.reader, Some(Reader::Dispatcher), "outbox {} was opened otherwise", self.0.store.table());
+        self.source("")
+    }
+
+    /// The source of the events of one type.
+    ///
+    /// # Panics
+    /// When the table was not opened for channels.
+    pub fn channel_source(&self, event_type: &str) -> OutboxSource<S> {
+        assert_eq!(self.0.reader, Some(Reader::Channels), "outbox {} was opened otherwise", self.0.store.table());
+        self.source(event_type)
+    }
+
+    fn source(&self, name: &str) -> OutboxSource<S> {
+        self.0.open_sources.fetch_add(1, Ordering::AcqRel);
+        let lane = self.lanes().entry(name.to_owned()).or_insert_with(|| Arc::new(Lane::new(name, next_id()))).clone();
+        OutboxSource::new(self.clone(), lane)
+    }
+
+    /// Makes the source that reads events of this type look now.
+    pub fn wake(&self, event_type: &str) {
+        if let Some(lane) = self.lane_of(event_type) {
+            lane.wakeup.wake();
+        }
+    }
+
+    /// For who has just committed a transaction with events in it: makes every source look now, also those of other
+    /// processes where the database can tell them.
+    pub fn committed(&self) {
+        self.lanes().values().for_each(|lane| lane.wakeup.wake());
+        self.0.others.wake();
+    }
+
+    /// Makes every source of this process look now.
+    pub(super) fn wake_all(&self) {
+        self.lanes().values().for_each(|lane| lane.wakeup.wake());
+    }
+
+    /// For who has written events in a transaction whose commit cannot be seen.
+    pub fn wrote<'a>(&self, events: impl IntoIterator<Item = &'a Event>) {
+        for event_type in events.into_iter().map(Event::event_type).collect::<BTreeSet<_>>() {
+            if let Some(lane) = self.lane_of(event_type) {
+                lane.wakeup.wake_soon();
+            }
+        }
+        self.0.others.wake_soon();
+    }
+
+    /// Signalled when other processes are to be told.
+    pub(super) fn others(&self) -> &Wakeup {
+        &self.0.others
+    }
+
+    /// Event types with something due, to find channels that nobody opened yet and rows that others inserted.
+    pub async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
+        self.0.store.pending_types().await
+    }
+
+    /// A suspect is no longer in flight: the next one may be, of whatever type it is.
+    pub(super) fn suspect_is_gone(&self) {
+        for lane in self.lanes().values() {
+            lane.look_from_the_beginning();
+            lane.wakeup.wake();
+        }
+    }
+
+    pub(super) fn suspects(&self) -> &Arc<Semaphore> {
+        &self.0.suspects
+    }
+
+    pub(super) fn ownership(&self) -> &Ownership {
+        &self.0.ownership
+    }
+
+    pub(super) fn mode(&self) -> Mode {
+        self.0.store.mode()
+    }
+
+    /// How long a claim holds without being renewed.
+    pub(super) fn lease(&self) -> Duration {
+        match self.mode() {
+            Mode::SingleNode => self.0.ownership.dependable_lease(),
+            _ => self.0.lease,
+        }
+    }
+
+    /// How long rows are leased.
+    pub(super) fn row_lease(&self) -> Duration {
+        self.0.lease
+    }
+
+    /// From now on, what is written as claimed goes in here.
+    pub(super) fn set_hot_door(&self, door: HotDoor<OutboxItem>) {
+        // A table has one dispatcher in a process; a second would find the first one's door.
+        let _ = self.0.hot.set(door);
+    }
+
+    /// Where what is written as claimed goes in, and the lane that holds it.
+    pub(super) fn hot(&self) -> Option<(&HotDoor<OutboxItem>, Arc<Lane>)> {
+        let door = self.0.hot.get().filter(|_| self.mode().is_hot())?;
+        Some((door, self.lanes().get("")?.clone()))
+    }
+
+    /// A source has ended; whether it was the last.
+    pub(super) fn leave(&self) -> bool {
+        self.0.open_sources.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    fn lanes(&self) -> MutexGuard<'_, HashMap<String, Arc<Lane>>> {
+        self.0.lanes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn lane_of(&self, event_type: &str) -> Option<Arc<Lane>> {
+        let name = match self.0.reader? {
+            Reader::Dispatcher => "",
+            Reader::Channels => event_type,
+        };
+        self.lanes().get(name).cloned()
+    }
+}

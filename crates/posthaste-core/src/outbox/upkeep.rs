@@ -1,0 +1,113 @@
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::{DateTime, Utc};
+
+use super::OutboxStatus;
+use crate::{Event, StoreError};
+
+/// What operators need of an outbox table.
+///
+/// # Laws
+///
+/// - Only DEAD rows are listed, counted, replayed and discarded.
+/// - `replay` makes them NEW with no attempts, due `now`, without `done_at`, `last_error`, lease and `lease_losses`.
+/// - `discard` deletes them; in ordered mode, what waited behind them is unparked.
+/// - `purge` never deletes a pending row, but for [`Purge::Everything`]. In ordered mode, what waited behind a purged DEAD
+///   row is unparked.
+#[async_trait]
+pub trait Upkeep: Send + Sync + 'static {
+    /// The row of one event, wherever it stands.
+    async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError>;
+
+    /// DEAD rows, oldest (by their number) first.
+    async fn dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<OutboxRow>, StoreError>;
+
+    /// How many DEAD rows there are.
+    async fn count_dead(&self, filter: &DeadFilter) -> Result<u64, StoreError>;
+
+    /// Replays at most `limit` DEAD rows, oldest first, with a number behind `behind`; answers with how many there were and
+    /// with the number of the last.
+    async fn replay(&self, filter: &DeadFilter, behind: i64, limit: usize) -> Result<(u64, i64), StoreError>;
+
+    /// Deletes one DEAD row; whether there was one.
+    async fn discard(&self, event_id: &str) -> Result<bool, StoreError>;
+
+    /// Deletes at most `limit` rows, oldest first, in one transaction; answers with how many.
+    async fn purge(&self, purge: Purge, older_than: Duration, limit: usize) -> Result<u64, StoreError>;
+
+    /// The age of the oldest pending row that is due, by its `available_at`; `None` when nothing is.
+    async fn oldest_due(&self) -> Result<Option<Duration>, StoreError>;
+}
+
+/// Which DEAD rows; what is absent does not matter.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeadFilter {
+    /// One event only.
+    pub event_id: Option<String>,
+    /// Of this type.
+    pub event_type: Option<String>,
+    /// Of aggregates of this type.
+    pub aggregate_type: Option<String>,
+}
+
+impl DeadFilter {
+    /// All of them.
+    pub fn all() -> Self {
+        Self::default()
+    }
+
+    /// Of this type.
+    #[must_use]
+    pub fn event_type(mut self, event_type: impl Into<String>) -> Self {
+        self.event_type = Some(event_type.into());
+        self
+    }
+
+    /// Of aggregates of this type.
+    #[must_use]
+    pub fn aggregate_type(mut self, aggregate_type: impl Into<String>) -> Self {
+        self.aggregate_type = Some(aggregate_type.into());
+        self
+    }
+}
+
+/// What a purge deletes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purge {
+    /// DONE rows by `done_at`, or `created_at` where that is empty.
+    Done,
+    /// DEAD rows by `done_at`, or `created_at` where that is empty.
+    Dead,
+    /// Every row by `created_at`: for tables that another tool reads.
+    Everything,
+}
+
+/// One row of the outbox as an operator sees it.
+#[derive(Clone, Debug)]
+pub struct OutboxRow {
+    /// Its place in the order of insertion.
+    pub seq: i64,
+    /// Of the row, also when it cannot be read as an event.
+    pub event_id: String,
+    /// `None` when the row cannot be read as an event; the reason is in `last_error` once it was claimed.
+    pub event: Option<Event>,
+    /// Where it stands.
+    pub status: OutboxStatus,
+    /// How often it failed and counted.
+    pub attempts: u32,
+    /// When it is due, or was.
+    pub available_at: DateTime<Utc>,
+    /// When it was written, by the database's clock.
+    pub created_at: DateTime<Utc>,
+    /// When it was delivered or given up.
+    pub done_at: Option<DateTime<Utc>>,
+    /// Why it last failed.
+    pub last_error: Option<String>,
+    /// Which claim has leased it.
+    pub locked_by: Option<String>,
+    /// Since when.
+    pub locked_at: Option<DateTime<Utc>>,
+    /// How often a claim of it ended by expiry since an attempt last came to an end.
+    pub lease_losses: u32,
+}

@@ -1,0 +1,5 @@
+ALTER TABLE {table}
+    DROP INDEX {table}_key,
+    DROP INDEX {table}_ready,
+    DROP COLUMN unfinished,
+    DROP COLUMN ready;

@@ -1,0 +1,2 @@
+DROP TABLE {table}_owner;
+DROP TABLE {table};

@@ -1,0 +1,43 @@
+use std::time::Duration;
+
+use chrono::{DateTime, NaiveDateTime, Utc};
+
+/// The database's clock when it received the statement, in UTC whatever the time zone of the session.
+pub(super) const NOW: &str = "UTC_TIMESTAMP(6)";
+
+/// The longest wait that is added to a clock: the table refuses times after the year 9999.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+/// A wait as microseconds, for an interval.
+pub(super) fn micros(wait: Duration) -> i64 {
+    wait.min(LONGEST).as_micros() as i64
+}
+
+/// A span that the database answered in microseconds; what is past is no wait at all.
+pub(super) fn span(micros: i64) -> Duration {
+    Duration::from_micros(micros.max(0) as u64)
+}
+
+/// The nearest time that the table takes. Without a time zone, so that no session makes it another.
+pub(super) fn storable(at: DateTime<Utc>) -> NaiveDateTime {
+    const LAST_MICROS: i64 = 253_402_300_799_999_999;
+    let last = DateTime::from_timestamp_micros(LAST_MICROS).unwrap_or(at);
+    at.clamp(earliest(), last).naive_utc()
+}
+
+/// The first time that the table takes.
+pub(super) fn earliest() -> DateTime<Utc> {
+    const FIRST_SECOND: i64 = -30_610_224_000;
+    DateTime::from_timestamp(FIRST_SECOND, 0).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_takes_the_years_1000_to_9999() {
+        assert_eq!(storable(DateTime::<Utc>::MIN_UTC).to_string(), "1000-01-01 00:00:00");
+        assert_eq!(storable(DateTime::<Utc>::MAX_UTC).to_string(), "9999-12-31 23:59:59.999999");
+    }
+}

@@ -1,0 +1,74 @@
+use posthaste_core::{FaultKind, StoreError};
+use sqlx::mysql::MySqlDatabaseError;
+
+/// Classes of SQLSTATE that say nothing about the statement: connection, transaction (deadlock).
+const PASSING: [&str; 2] = ["08", "40"];
+/// Most have no class of their own. Resources: disk, memory, connections. A lock was not to be had in time, or the row
+/// has changed since. The statement was ended by somebody or by a limit of time. The server is a replica just now, or
+/// not yet a member of its cluster.
+const ALSO_PASSING: [u16; 22] = [
+    1021, 1037, 1038, 1040, 1041, 1135, 1203, 1226, 1205, 1020, 1053, 1317, 1927, 1969, 3024, 4031, 1047, 1290, 1792,
+    1836, 3100, 3101,
+];
+/// The server gave up the connection, or does not know itself.
+const UNANSWERED: [u16; 5] = [1053, 1180, 1317, 1927, 4031];
+
+/// A text that its column cannot hold. Nothing was written.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{column} has {length} characters, more than {longest}: give a shorter one")]
+#[non_exhaustive]
+pub struct TooLong {
+    /// The column in question.
+    pub column: &'static str,
+    /// How many characters were given.
+    pub length: usize,
+    /// How many it can hold.
+    pub longest: usize,
+}
+
+impl TooLong {
+    /// Some sessions let the server cut off what is too long, so it is not left to the server.
+    pub(super) fn check(column: &'static str, text: &str, longest: usize) -> Result<(), Self> {
+        // No text has more characters than bytes.
+        let length = if text.len() <= longest { text.len() } else { text.chars().count() };
+        match length <= longest {
+            true => Ok(()),
+            false => Err(Self { column, length, longest }),
+        }
+    }
+}
+
+/// What a failed statement means for whoever asked for it.
+pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError {
+    let kind = match &error {
+        sqlx::Error::Database(database) => match (database.code(), number(&error)) {
+            (Some(code), _) if PASSING.iter().any(|class| code.starts_with(class)) => FaultKind::Passing,
+            (_, Some(number)) if ALSO_PASSING.contains(&number) => FaultKind::Passing,
+            _ => FaultKind::Lasting,
+        },
+        sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => FaultKind::Passing,
+        _ => FaultKind::Lasting,
+    };
+    StoreError::new(doing, kind, error)
+}
+
+/// What a failed commit means: who cut the connection while it was under way may have done so after it was made.
+pub(super) fn commit_error(doing: &'static str, error: sqlx::Error) -> StoreError {
+    let is_answered = match &error {
+        sqlx::Error::Database(database) => {
+            database.code().is_none_or(|code| !code.starts_with("08"))
+                && number(&error).is_none_or(|number| !UNANSWERED.contains(&number))
+        }
+        _ => false,
+    };
+    match is_answered {
+        true => store_error(doing, error),
+        false => StoreError::new(doing, FaultKind::OutcomeUnknown, error),
+    }
+}
+
+/// What the server calls the error.
+pub(super) fn number(error: &sqlx::Error) -> Option<u16> {
+    let error = error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?;
+    Some(error.number())
+}

@@ -1,0 +1,80 @@
+use std::time::Duration;
+
+use posthaste_core::outbox::{InTransaction, OpenError, TableName};
+use posthaste_core::{FaultKind, StoreError};
+use sqlx::{AssertSqlSafe, MySqlPool};
+
+use super::clock::{NOW, micros};
+use super::faults::{TooLong, store_error};
+use super::migrations;
+use super::outbox::{OutboxStore, migrate};
+
+/// A receiver's memory of what it has had: makes a listener idempotent by keeping its effect and the record of it in one
+/// transaction.
+///
+/// ```no_run
+/// # use posthaste_sql::mysql::Inbox;
+/// # use posthaste_core::Event;
+/// # async fn listener(pool: sqlx::MySqlPool, inbox: Inbox, event: &Event) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut transaction = pool.begin().await?;
+/// if inbox.first_time(&mut transaction, "billing", event.id()).await? {
+///     sqlx::query("UPDATE balance SET amount = amount + 1").execute(&mut *transaction).await?;
+/// }
+/// transaction.commit().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Inbox {
+    pool: MySqlPool,
+    table: TableName,
+}
+
+/// Fails where it is known; that undoes this statement and nothing else of its transaction.
+const RECORD: &str = "INSERT INTO {table} (listener, event_id) VALUES (?, ?)";
+
+const PURGE: &str =
+    "DELETE FROM {table} WHERE received_at < {now} - INTERVAL ? MICROSECOND ORDER BY received_at LIMIT ?";
+
+/// How long the names of listeners and the ids of events may be.
+const LONGEST: usize = 128;
+
+impl Inbox {
+    /// Brings the table up to date. `inbox_event` is a good name.
+    pub async fn open(pool: MySqlPool, table: TableName) -> Result<Self, OpenError> {
+        migrate(&pool, &table, &migrations::inbox(&table)).await?;
+        Ok(Self { pool, table })
+    }
+
+    /// Records that this listener has had this event, in the transaction of what it does about it; whether it had not had
+    /// it before. While another transaction is about to record the same, it waits for how that ends.
+    pub async fn first_time(
+        &self,
+        transaction: &mut impl InTransaction<OutboxStore>,
+        listener: &str,
+        event_id: &str,
+    ) -> Result<bool, StoreError> {
+        const DOING: &str = "record an event in the inbox";
+        for (column, text) in [("listener", listener), ("event_id", event_id)] {
+            let fits = TooLong::check(column, text, LONGEST);
+            fits.map_err(|error| StoreError::new(DOING, FaultKind::Lasting, error))?;
+        }
+        let (connection, _) = transaction.parts();
+        match sqlx::query(self.sql(RECORD)).bind(listener).bind(event_id).execute(connection).await {
+            Ok(_) => Ok(true),
+            Err(sqlx::Error::Database(error)) if error.is_unique_violation() => Ok(false),
+            Err(error) => Err(store_error(DOING, error)),
+        }
+    }
+
+    /// Forgets at most `limit` events that are older than any duplicate that may still come; answers with how many.
+    pub async fn purge(&self, older_than: Duration, limit: u32) -> Result<u64, StoreError> {
+        let purge = sqlx::query(self.sql(PURGE)).bind(micros(older_than)).bind(i64::from(limit));
+        let purged = purge.execute(&self.pool).await.map_err(|error| store_error("purge the inbox", error))?;
+        Ok(purged.rows_affected())
+    }
+
+    fn sql(&self, template: &str) -> AssertSqlSafe<String> {
+        AssertSqlSafe(template.replace("{table}", self.table.as_str()).replace("{now}", NOW))
+    }
+}

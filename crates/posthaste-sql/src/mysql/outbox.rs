@@ -1,0 +1,290 @@
+use std::collections::HashSet;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use posthaste_core::outbox::{
+    Change, DeadFilter, DeadHead, InTransaction, Mode, Notes, OpenError, OutboxRow, Owner, Pool, Purge, Reader,
+    Registration, Store, TableName, Taken, Upkeep, Wanted,
+};
+use posthaste_core::{Event, FaultKind, StoreError, Wakeup};
+use sqlx::migrate::Migrator;
+use sqlx::{AssertSqlSafe, MySql, MySqlConnection, MySqlPool, Transaction};
+
+use self::claim::Healed;
+use super::clock::NOW;
+use super::faults::{commit_error, number, store_error};
+use super::migrations;
+use crate::migrations::{bring_up, newest};
+
+mod claim;
+mod insert;
+mod owner;
+#[cfg(test)]
+mod plans;
+mod rows;
+mod settle;
+mod upkeep;
+
+/// Begins a transaction of our own. Whatever the session's isolation is: only rows are locked, never the gaps between them
+/// that the service's writers insert into, and each statement sees what was committed before it.
+const BEGIN: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION";
+
+/// Rows by their numbers, in the order of a bound list, which is a JSON array. Read in this order by every planner, so
+/// who lists numbers in ascending order locks rows in that order, and no index but that of the numbers is ever locked:
+/// nobody waits for another in a circle.
+const ROWS: &str = "JSON_TABLE(?, '$[*]' COLUMNS (id BIGINT PATH '$')) AS wanted
+     STRAIGHT_JOIN {table} FORCE INDEX (PRIMARY) ON seq = wanted.id";
+
+/// An outbox table on MySQL or MariaDB. It lies in the service's own database and is reached through the service's own
+/// pool.
+pub struct OutboxStore {
+    pool: MySqlPool,
+    table: TableName,
+    mode: Mode,
+    healed: Healed,
+}
+
+#[async_trait]
+impl Pool<OutboxStore> for MySqlPool {
+    async fn open(&self, table: TableName, mode: Mode) -> Result<OutboxStore, OpenError> {
+        let version = sqlx::query_scalar("SELECT VERSION()").fetch_one(self).await;
+        let version: String = version.map_err(|error| store_error("open the outbox", error))?;
+        if is_too_old(&version) {
+            let remedy = "use MySQL 8.0.16, MariaDB 10.6 or later".to_owned();
+            return Err(OpenError::Unsuitable { problem: format!("database server is {version}"), remedy });
+        }
+        migrate(self, &table, &migrations::outbox(&table)).await?;
+        if matches!(mode, Mode::Ordered(_)) {
+            migrate(self, &table, &migrations::ordered(&table)).await?;
+        }
+        Ok(OutboxStore { pool: self.clone(), table, mode, healed: Healed::default() })
+    }
+}
+
+/// Before these there are no constraints, or no tables of JSON.
+fn is_too_old(version: &str) -> bool {
+    let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
+    let mut next = || numbers.next().unwrap_or(0);
+    let found = (next(), next(), next());
+    match version.contains("MariaDB") {
+        true => found < (10, 6, 0),
+        false => found < (8, 0, 16),
+    }
+}
+
+pub(super) async fn migrate(pool: &MySqlPool, table: &TableName, migrator: &Migrator) -> Result<(), OpenError> {
+    let failed = |error| store_error("read the history of the outbox", error);
+    let mut connection = pool.acquire().await.map_err(failed)?;
+    let found = newest_made(&mut connection, migrator).await.map_err(failed)?;
+    if found == Some(newest(migrator)) {
+        return Ok(());
+    }
+    // Tables are not created in transactions here, and the lock that sqlx takes is none on MariaDB.
+    let name = sqlx::query_scalar("SELECT CONCAT(LEFT(SHA1(DATABASE()), 12), ':', ?)").bind(table.as_str());
+    let name: String = name.fetch_one(&mut *connection).await.map_err(failed)?;
+    let lock = sqlx::query("SELECT GET_LOCK(?, 3600)").bind(&name).execute(&mut *connection);
+    lock.await.map_err(failed)?;
+    let found = newest_made(&mut connection, migrator).await.map_err(failed)?;
+    // `run_direct` is `run` on a connection: the one that holds the lock, for a pool may have but one.
+    let brought_up = bring_up(migrator, table, found, migrator.run_direct(None, &mut *connection, false)).await;
+    let unlock = sqlx::query("SELECT RELEASE_LOCK(?)").bind(&name).execute(&mut *connection);
+    unlock.await.map_err(failed)?;
+    brought_up
+}
+
+/// The newest migration that came to its end.
+async fn newest_made(connection: &mut MySqlConnection, migrator: &Migrator) -> Result<Option<i64>, sqlx::Error> {
+    // It is not there, or this user may not even know whether it is.
+    const NO_SUCH_TABLE: [u16; 2] = [1146, 1142];
+    let newest = AssertSqlSafe(format!("SELECT MAX(version) FROM {} WHERE success", migrator.table_name));
+    match sqlx::query_scalar(newest).fetch_one(connection).await {
+        Err(error) if number(&error).is_some_and(|number| NO_SUCH_TABLE.contains(&number)) => Ok(None),
+        newest => newest,
+    }
+}
+
+impl OutboxStore {
+    /// Fills in the table's name, as the migrations do, and the database's clock, and what is unfinished.
+    fn sql(&self, template: &str) -> AssertSqlSafe<String> {
+        AssertSqlSafe(fill(template, &self.table, self.mode))
+    }
+
+    /// A transaction of our own.
+    async fn transaction(&self) -> Result<Transaction<'static, MySql>, sqlx::Error> {
+        self.pool.begin_with(BEGIN).await
+    }
+}
+
+fn fill(template: &str, table: &TableName, mode: Mode) -> String {
+    let unfinished = match mode {
+        Mode::Ordered(DeadHead::Skip) => "pending = 1",
+        _ => "unfinished = 1",
+    };
+    let filled = template.replace("{rows}", ROWS).replace("{table}", table.as_str()).replace("{now}", NOW);
+    filled.replace("{unfinished}", unfinished)
+}
+
+/// A bound list of rows.
+fn list(rows: &[i64]) -> String {
+    let mut list = String::with_capacity(rows.len() * 8 + 2);
+    for row in rows {
+        list.push(if list.is_empty() { '[' } else { ',' });
+        list.push_str(&row.to_string());
+    }
+    match list.is_empty() {
+        true => "[]".to_owned(),
+        false => list + "]",
+    }
+}
+
+#[async_trait]
+impl Store for OutboxStore {
+    type Connection = MySqlConnection;
+    type Transaction = Transaction<'static, MySql>;
+
+    fn table(&self) -> &TableName {
+        &self.table
+    }
+
+    fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    async fn register(&self, reader: Reader) -> Result<Registration, StoreError> {
+        self.register_reader(reader).await.map_err(|error| store_error("open the outbox", error))
+    }
+
+    async fn own(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
+        self.take_ownership(owner, lease).await.map_err(|error| store_error("take the ownership of the outbox", error))
+    }
+
+    async fn disown(&self, owner: &str) -> Result<(), StoreError> {
+        self.end_ownership(owner).await.map_err(|error| store_error("give up the ownership of the outbox", error))
+    }
+
+    async fn begin(&self) -> Result<Self::Transaction, StoreError> {
+        self.pool.begin().await.map_err(|error| store_error("begin a transaction", error))
+    }
+
+    async fn commit(&self, transaction: Self::Transaction) -> Result<(), StoreError> {
+        transaction.commit().await.map_err(|error| commit_error("commit a transaction", error))
+    }
+
+    async fn rollback(&self, transaction: Self::Transaction) -> Result<(), StoreError> {
+        transaction.rollback().await.map_err(|error| store_error("roll back a transaction", error))
+    }
+
+    async fn insert(
+        &self,
+        connection: &mut MySqlConnection,
+        events: &[&Event],
+        lock: Option<&str>,
+    ) -> Result<Vec<i64>, StoreError> {
+        const DOING: &str = "write to the outbox";
+        insert::check(events).map_err(|error| StoreError::new(DOING, FaultKind::Lasting, error))?;
+        self.insert_all(connection, events, lock).await.map_err(|error| store_error(DOING, error))
+    }
+
+    async fn take(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
+        let taken = match self.mode {
+            Mode::MultiNode => self.lease_due(wanted).await,
+            Mode::Ordered(_) => self.lease_runs(wanted).await,
+            Mode::SingleNode | Mode::WriterOnly => self.read_due(wanted).await,
+        };
+        taken.map_err(|error| store_error("claim from the outbox", error))
+    }
+
+    async fn next_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, StoreError> {
+        self.first_due(wanted).await.map_err(|error| store_error("claim from the outbox", error))
+    }
+
+    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<HashSet<i64>, StoreError> {
+        self.change(fences, changes).await.map_err(|error| store_error("settle in the outbox", error))
+    }
+
+    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        self.change_leases(settle::RENEW, locks, rows).await.map_err(|error| store_error("renew leases", error))
+    }
+
+    async fn release(&self, locks: &[String], rows: &[i64]) -> Result<(), StoreError> {
+        let released = self.change_leases(settle::RELEASE, locks, rows).await;
+        released.map(|_| ()).map_err(|error| store_error("release leases", error))
+    }
+
+    async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
+        self.due_types().await.map_err(|error| store_error("list the pending event types of the outbox", error))
+    }
+
+    async fn notify(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    async fn listen(&self, _: Wakeup) -> Result<(), StoreError> {
+        std::future::pending().await
+    }
+}
+
+#[async_trait]
+impl Upkeep for OutboxStore {
+    async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
+        self.find_row(event_id).await.map_err(|error| store_error("find an event in the outbox", error))
+    }
+
+    async fn dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<OutboxRow>, StoreError> {
+        self.list_dead(filter, limit).await.map_err(|error| store_error("list the dead events of the outbox", error))
+    }
+
+    async fn count_dead(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
+        self.count_dead_rows(filter).await.map_err(|error| store_error("count the dead events of the outbox", error))
+    }
+
+    async fn replay(&self, filter: &DeadFilter, behind: i64, limit: usize) -> Result<(u64, i64), StoreError> {
+        let replayed = self.replay_dead(filter, behind, limit).await;
+        replayed.map_err(|error| store_error("replay dead events of the outbox", error))
+    }
+
+    async fn discard(&self, event_id: &str) -> Result<bool, StoreError> {
+        self.discard_dead(event_id).await.map_err(|error| store_error("discard a dead event of the outbox", error))
+    }
+
+    async fn purge(&self, purge: Purge, older_than: Duration, limit: usize) -> Result<u64, StoreError> {
+        self.purge_rows(purge, older_than, limit).await.map_err(|error| store_error("purge the outbox", error))
+    }
+
+    async fn oldest_due(&self) -> Result<Option<Duration>, StoreError> {
+        self.age_of_oldest_due().await.map_err(|error| store_error("look at the head of the outbox", error))
+    }
+}
+
+impl InTransaction<OutboxStore> for Transaction<'_, MySql> {
+    fn parts(&mut self) -> (&mut MySqlConnection, Option<&mut Notes<OutboxStore>>) {
+        (self, None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_without_constraints_or_tables_of_json_are_too_old() {
+        for old in ["5.7.44-log", "8.0.15", "10.5.23-MariaDB-log", "5.5.5"] {
+            assert!(is_too_old(old), "{old}");
+        }
+        for good in [
+            "8.0.16",
+            "8.4.2-commercial",
+            "9.1.0",
+            "10.6.0-MariaDB",
+            "11.4.3-MariaDB-ubu2404",
+            "10.11.19-MariaDB-0+deb12u1",
+        ] {
+            assert!(!is_too_old(good), "{good}");
+        }
+    }
+
+    #[test]
+    fn a_list_is_an_array() {
+        assert_eq!([list(&[]), list(&[-7]), list(&[1, 22])], ["[]", "[-7]", "[1,22]"]);
+    }
+}

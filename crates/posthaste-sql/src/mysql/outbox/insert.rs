@@ -1,0 +1,137 @@
+use std::collections::HashMap;
+
+use posthaste_core::{Delay, Event, Payload};
+use sqlx::{MySqlConnection, Row};
+
+use super::OutboxStore;
+use crate::mysql::clock::{micros, storable};
+use crate::mysql::faults::TooLong;
+use crate::outbox::{chunks, write_headers};
+
+/// Numbers are given in the order of the rows.
+const INSERT: &str =
+    "INSERT INTO {table} (event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service,
+         resource_type, operation_type, payload, payload_bytes, content_type, headers, occurred_at, created_at,
+         available_at, locked_by, locked_at)
+     VALUES ";
+
+/// How many rows a statement may have that is worth keeping: each number makes another statement.
+const KEPT: usize = 8;
+
+/// The numbers of the events with these ids. Binds: the ids.
+///
+/// They are asked for, because how numbers follow each other depends on the server's settings.
+const NUMBERS: &str = "SELECT event_id, seq
+     FROM JSON_TABLE(?, '$[*]' COLUMNS (id VARCHAR(128) PATH '$')) AS wanted
+     STRAIGHT_JOIN {table} ON event_id = CONVERT(wanted.id USING utf8mb4) COLLATE utf8mb4_bin";
+
+/// Whether there is a text that its column cannot hold.
+pub(super) fn check(events: &[&Event]) -> Result<(), TooLong> {
+    const LONGEST: usize = 255;
+    for event in events {
+        TooLong::check("event_type", event.event_type(), LONGEST)?;
+        TooLong::check("aggregate_type", event.aggregate_type(), LONGEST)?;
+        for (column, text) in [
+            ("aggregate_id", event.aggregate_id()),
+            ("tenant_id", event.tenant_id()),
+            ("source_service", event.source_service()),
+            ("resource_type", event.resource_type()),
+            ("operation_type", event.operation_type()),
+            ("content_type", event.content_type()),
+        ] {
+            TooLong::check(column, text.unwrap_or_default(), LONGEST)?;
+        }
+    }
+    Ok(())
+}
+
+/// Binds of each row: the columns up to `occurred_at`, the delay if it has one, the lock if there is one.
+pub(super) fn insert(events: &[&Event], is_locked: bool) -> String {
+    let mut sql = INSERT.to_owned();
+    for (place, event) in events.iter().enumerate() {
+        let available_at = match event.delay() {
+            Delay::None => "{now}",
+            Delay::Until(_) => "?",
+            Delay::For(_) => "{now} + INTERVAL ? MICROSECOND",
+        };
+        let lock = if is_locked { "?, {now}" } else { "NULL, NULL" };
+        let comma = if place == 0 { "" } else { ", " };
+        sql.push_str(comma);
+        sql.push_str("(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {now}, ");
+        sql.push_str(available_at);
+        sql.push_str(", ");
+        sql.push_str(lock);
+        sql.push(')');
+    }
+    sql
+}
+
+impl OutboxStore {
+    pub(super) async fn insert_all(
+        &self,
+        connection: &mut MySqlConnection,
+        events: &[&Event],
+        lock: Option<&str>,
+    ) -> Result<Vec<i64>, sqlx::Error> {
+        let mut numbers = Vec::with_capacity(events.len());
+        for chunk in chunks(events) {
+            numbers.extend(self.insert_chunk(connection, chunk, lock).await?);
+        }
+        Ok(numbers)
+    }
+
+    async fn insert_chunk(
+        &self,
+        connection: &mut MySqlConnection,
+        events: &[&Event],
+        lock: Option<&str>,
+    ) -> Result<Vec<i64>, sqlx::Error> {
+        let is_usual = events.len() == 1 || (events.len() <= KEPT && !events.iter().any(|event| event.is_delayed()));
+        let mut query = sqlx::query(self.sql(&insert(events, lock.is_some()))).persistent(is_usual);
+        for event in events {
+            let (text, bytes) = match event.payload() {
+                Payload::Text(text) => (Some(text.as_str()), None),
+                Payload::Bytes(bytes) => (None, Some(&**bytes)),
+            };
+            query = query
+                .bind(event.id())
+                .bind(event.event_type())
+                .bind(event.aggregate_type())
+                .bind(event.aggregate_id())
+                .bind(event.tenant_id())
+                .bind(event.source_service())
+                .bind(event.resource_type())
+                .bind(event.operation_type())
+                .bind(text)
+                .bind(bytes)
+                .bind(event.content_type())
+                .bind(write_headers(event.headers()))
+                .bind(storable(event.occurred_at()));
+            query = match event.delay() {
+                Delay::None => query,
+                Delay::Until(at) => query.bind(storable(at)),
+                Delay::For(wait) => query.bind(micros(wait)),
+            };
+            if let Some(lock) = lock {
+                query = query.bind(lock);
+            }
+        }
+        let inserted = query.execute(&mut *connection).await?;
+        match events {
+            [_] => Ok(vec![inserted.last_insert_id() as i64]),
+            _ => self.numbers(connection, events).await,
+        }
+    }
+
+    /// In the order of the events.
+    async fn numbers(&self, connection: &mut MySqlConnection, events: &[&Event]) -> Result<Vec<i64>, sqlx::Error> {
+        let ids: Vec<&str> = events.iter().map(|event| event.id()).collect();
+        let rows =
+            sqlx::query(self.sql(NUMBERS)).bind(serde_json::json!(ids).to_string()).fetch_all(connection).await?;
+        let mut by_id: HashMap<String, i64> = HashMap::with_capacity(rows.len());
+        for row in &rows {
+            by_id.insert(row.try_get(0)?, row.try_get(1)?);
+        }
+        ids.into_iter().map(|id| by_id.get(id).copied().ok_or(sqlx::Error::RowNotFound)).collect()
+    }
+}

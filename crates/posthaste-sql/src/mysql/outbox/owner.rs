@@ -1,0 +1,47 @@
+use std::time::Duration;
+
+use posthaste_core::outbox::{Owner, Reader, Registration};
+use sqlx::Row;
+
+use super::OutboxStore;
+use crate::mysql::clock::{micros, span};
+
+const REGISTER: &str =
+    "INSERT INTO {table}_owner (reader, mode) VALUES (?, ?) ON DUPLICATE KEY UPDATE one_row = one_row";
+
+const REGISTERED: &str = "SELECT reader, mode FROM {table}_owner";
+
+/// The generation comes first, because assignments may see what is assigned before them. Binds: the owner twice, the
+/// lease in microseconds, the owner.
+const TAKE: &str = "UPDATE {table}_owner
+     SET generation = generation + IF(owner <=> ?, 0, 1), owner = ?, leased_until = {now} + INTERVAL ? MICROSECOND
+     WHERE owner IS NULL OR owner = ? OR leased_until <= {now}";
+
+/// Binds: the owner.
+const TAKEN: &str =
+    "SELECT owner <=> ?, generation, TIMESTAMPDIFF(MICROSECOND, {now}, leased_until) FROM {table}_owner";
+
+const GIVE_UP: &str = "UPDATE {table}_owner SET owner = NULL, leased_until = {now} WHERE owner = ?";
+
+impl OutboxStore {
+    pub(super) async fn register_reader(&self, reader: Reader) -> Result<Registration, sqlx::Error> {
+        let register = sqlx::query(self.sql(REGISTER)).bind(reader.word()).bind(self.mode.word());
+        register.execute(&self.pool).await?;
+        let row = sqlx::query(self.sql(REGISTERED)).fetch_one(&self.pool).await?;
+        Ok(Registration { reader: row.try_get(0)?, mode: row.try_get(1)? })
+    }
+
+    pub(super) async fn take_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, sqlx::Error> {
+        let take = sqlx::query(self.sql(TAKE)).bind(owner).bind(owner).bind(micros(lease)).bind(owner);
+        take.execute(&self.pool).await?;
+        let row = sqlx::query(self.sql(TAKEN)).bind(owner).fetch_one(&self.pool).await?;
+        Ok(match row.try_get(0)? {
+            true => Owner::Us { generation: row.try_get(1)? },
+            false => Owner::Other { remaining: span(row.try_get(2)?) },
+        })
+    }
+
+    pub(super) async fn end_ownership(&self, owner: &str) -> Result<(), sqlx::Error> {
+        sqlx::query(self.sql(GIVE_UP)).bind(owner).execute(&self.pool).await.map(|_| ())
+    }
+}

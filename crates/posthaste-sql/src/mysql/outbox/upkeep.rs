@@ -1,0 +1,198 @@
+use std::time::Duration;
+
+use posthaste_core::outbox::{DeadFilter, Mode, OutboxRow, Purge};
+use sqlx::mysql::MySqlArguments;
+use sqlx::query::Query;
+use sqlx::{MySql, Row};
+
+use super::rows::{EVENT_COLUMNS, ROW_COLUMNS, row};
+use super::{OutboxStore, list};
+use crate::mysql::clock::{micros, span};
+
+/// Which dead rows. Binds: those of the event id, the event type and the aggregate type that are there.
+fn filter(filter: &DeadFilter) -> String {
+    let mut which = "dead = 1".to_owned();
+    for (column, is_there) in [
+        ("event_id", filter.event_id.is_some()),
+        ("event_type", filter.event_type.is_some()),
+        ("aggregate_type", filter.aggregate_type.is_some()),
+    ] {
+        if is_there {
+            which.push_str(&format!(" AND {column} = ?"));
+        }
+    }
+    which
+}
+
+/// Binds: the event id.
+fn find() -> String {
+    format!("SELECT {EVENT_COLUMNS}, {ROW_COLUMNS} FROM {{table}} WHERE event_id = ?")
+}
+
+/// Binds: the filter, the limit.
+pub(super) fn dead(which: &DeadFilter) -> String {
+    format!("SELECT {EVENT_COLUMNS}, {ROW_COLUMNS} FROM {{table}} WHERE {} ORDER BY seq LIMIT ?", filter(which))
+}
+
+/// Binds: the filter.
+fn count(which: &DeadFilter) -> String {
+    format!("SELECT COUNT(*) FROM {{table}} WHERE {}", filter(which))
+}
+
+/// Binds: the filter, the row behind which to begin, the limit.
+pub(super) fn replayable(which: &DeadFilter) -> String {
+    format!("SELECT seq FROM {{table}} WHERE {} AND seq > ? ORDER BY seq LIMIT ?", filter(which))
+}
+
+/// Binds: the rows.
+const REPLAY: &str =
+    "UPDATE {rows} SET status = 0, attempts = 0, available_at = {now}, done_at = NULL, last_error = NULL,
+         locked_by = NULL, locked_at = NULL, lease_losses = 0, parked = 0
+     WHERE dead = 1";
+
+/// Binds: the event id.
+const DISCARDABLE: &str = "SELECT seq FROM {table} WHERE event_id = ? AND dead = 1";
+
+/// Finds old rows in the order of their numbers, and young ones; answers which they are. Binds: the age in microseconds
+/// twice, or thrice where not everything is purged; the limit.
+///
+/// The first young row ends the search, because no row behind it can have been finished long ago: without an index of
+/// its own, a purge reads what it deletes and little more.
+pub(super) fn purgeable(purge: Purge) -> String {
+    const CUTOFF: &str = "{now} - INTERVAL ? MICROSECOND";
+    let (index, which) = match purge {
+        Purge::Done => ("PRIMARY", format!("status = 1 AND (COALESCE(done_at, created_at) < {CUTOFF} OR")),
+        Purge::Dead => ("{table}_dead", format!("dead = 1 AND (COALESCE(done_at, created_at) < {CUTOFF} OR")),
+        Purge::Everything => ("PRIMARY", format!("(created_at < {CUTOFF} OR")),
+    };
+    format!(
+        "SELECT seq, created_at >= {CUTOFF} FROM {{table}} FORCE INDEX ({index})
+         WHERE {which} created_at >= {CUTOFF}) ORDER BY seq LIMIT ?"
+    )
+}
+
+/// Locks those of the rows that are still to be deleted, and waits for nobody. Binds: the rows.
+fn deletable(purge: Purge) -> &'static str {
+    match purge {
+        Purge::Done => "SELECT seq FROM {rows} WHERE status = 1 FOR UPDATE SKIP LOCKED",
+        Purge::Dead => "SELECT seq FROM {rows} WHERE dead = 1 FOR UPDATE SKIP LOCKED",
+        Purge::Everything => "SELECT seq FROM {rows} FOR UPDATE SKIP LOCKED",
+    }
+}
+
+/// Locks one dead row. Binds: the row.
+const LOCK_DEAD: &str = "SELECT seq FROM {rows} WHERE dead = 1 FOR UPDATE";
+
+/// Binds: the rows.
+const DELETE: &str = "DELETE {table} FROM {rows}";
+
+const OLDEST_DUE: &str = "SELECT TIMESTAMPDIFF(MICROSECOND, available_at, {now})
+     FROM {table} FORCE INDEX ({table}_pending)
+     WHERE pending = 1 AND available_at <= {now} ORDER BY available_at, seq LIMIT 1";
+
+impl OutboxStore {
+    pub(super) async fn find_row(&self, event_id: &str) -> Result<Option<OutboxRow>, sqlx::Error> {
+        let found = sqlx::query(self.sql(&find())).bind(event_id).fetch_optional(&self.pool).await?;
+        found.map(|found| row(&found)).transpose()
+    }
+
+    pub(super) async fn list_dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<OutboxRow>, sqlx::Error> {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let list = bind_filter(sqlx::query(self.sql(&dead(filter))), filter);
+        let rows = list.bind(limit).fetch_all(&self.pool).await?;
+        rows.iter().map(row).collect()
+    }
+
+    pub(super) async fn count_dead_rows(&self, filter: &DeadFilter) -> Result<u64, sqlx::Error> {
+        let count = bind_filter(sqlx::query(self.sql(&count(filter))), filter);
+        let row = count.fetch_one(&self.pool).await?;
+        Ok(row.try_get::<i64, _>(0)?.max(0) as u64)
+    }
+
+    pub(super) async fn replay_dead(
+        &self,
+        filter: &DeadFilter,
+        behind: i64,
+        limit: usize,
+    ) -> Result<(u64, i64), sqlx::Error> {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let mut transaction = self.transaction().await?;
+        let mut behind = behind;
+        loop {
+            let replayable = bind_filter(sqlx::query(self.sql(&replayable(filter))), filter).bind(behind).bind(limit);
+            let rows = replayable.fetch_all(&mut *transaction).await?;
+            let rows = rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<i64>, _>>()?;
+            let Some(last) = rows.last() else {
+                return Ok((0, behind));
+            };
+            behind = *last;
+            let replay = sqlx::query(self.sql(REPLAY)).bind(list(&rows)).execute(&mut *transaction).await?;
+            // Where somebody else was quicker with all of them, there may still be others.
+            if replay.rows_affected() > 0 {
+                transaction.commit().await?;
+                return Ok((replay.rows_affected(), behind));
+            }
+        }
+    }
+
+    pub(super) async fn discard_dead(&self, event_id: &str) -> Result<bool, sqlx::Error> {
+        let mut transaction = self.transaction().await?;
+        let dead = sqlx::query_scalar(self.sql(DISCARDABLE)).bind(event_id).fetch_optional(&mut *transaction).await?;
+        let dead: Vec<i64> = dead.into_iter().collect();
+        let locked = sqlx::query_scalar(self.sql(LOCK_DEAD)).bind(list(&dead)).fetch_all(&mut *transaction).await?;
+        self.delete(&mut transaction, &locked, true).await?;
+        transaction.commit().await?;
+        Ok(!locked.is_empty())
+    }
+
+    pub(super) async fn purge_rows(&self, which: Purge, age: Duration, limit: usize) -> Result<u64, sqlx::Error> {
+        let mut transaction = self.transaction().await?;
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let age = micros(age);
+        let purgeable = sqlx::query(self.sql(&purgeable(which))).bind(age).bind(age).bind(age).bind(limit);
+        let mut old: Vec<i64> = Vec::new();
+        for row in purgeable.fetch_all(&mut *transaction).await? {
+            if row.try_get(1)? {
+                break;
+            }
+            old.push(row.try_get(0)?);
+        }
+        let locked = sqlx::query_scalar(self.sql(deletable(which))).bind(list(&old)).fetch_all(&mut *transaction);
+        let locked = locked.await?;
+        self.delete(&mut transaction, &locked, which != Purge::Done).await?;
+        transaction.commit().await?;
+        Ok(locked.len() as u64)
+    }
+
+    /// Deletes rows that this transaction has locked.
+    async fn delete(
+        &self,
+        transaction: &mut sqlx::MySqlConnection,
+        rows: &[i64],
+        blocked_others: bool,
+    ) -> Result<(), sqlx::Error> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        if matches!(self.mode, Mode::Ordered(_)) && blocked_others {
+            self.unpark_behind(transaction, rows).await?;
+        }
+        sqlx::query(self.sql(DELETE)).bind(list(rows)).execute(transaction).await.map(|_| ())
+    }
+
+    pub(super) async fn age_of_oldest_due(&self) -> Result<Option<Duration>, sqlx::Error> {
+        let row = sqlx::query(self.sql(OLDEST_DUE)).fetch_optional(&self.pool).await?;
+        row.map(|row| row.try_get(0).map(span)).transpose()
+    }
+}
+
+/// What [`filter`] wants.
+fn bind_filter<'q>(
+    mut query: Query<'q, MySql, MySqlArguments>,
+    filter: &'q DeadFilter,
+) -> Query<'q, MySql, MySqlArguments> {
+    for text in [&filter.event_id, &filter.event_type, &filter.aggregate_type].into_iter().flatten() {
+        query = query.bind(text);
+    }
+    query
+}

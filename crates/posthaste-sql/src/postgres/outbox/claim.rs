@@ -1,0 +1,355 @@
+use std::collections::HashMap;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use chrono::{DateTime, Utc};
+use posthaste_core::outbox::{
+    Chosen, DeadHead, MAX_CLAIM_BYTES, Met, Mode, Pending, Position, Taken, Wanted, choose_runs,
+};
+use sqlx::postgres::PgRow;
+use sqlx::{PgConnection, Postgres, Row, Transaction};
+
+use super::OutboxStore;
+use super::rows::{DUE_COLUMNS, Due, EVENT_COLUMNS, due, key, position};
+use crate::outbox::key_of;
+use crate::postgres::clock::{earliest, micros, span};
+
+/// Whether the lease that is lost now is one too many: after three, the row is taken for the reason.
+const LOST: &str = "locked_at IS NOT NULL AND lease_losses >= 2";
+
+/// Begins a transaction in which pending rows are read by their index, in its order.
+///
+/// Statistics are always late for a table whose rows come and go in bursts: a planner that takes ten thousand pending
+/// rows for ten collects and sorts them all, in every claim. It is forbidden to; a small sort that has to be is then
+/// priced so high that, but for `jit`, every claim would be compiled first. A lease that a crash of the server forgets
+/// costs a second delivery at most, so nobody waits for its way to the disk.
+pub(super) const SCAN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+     SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off;
+     SET LOCAL jit = off; SET LOCAL synchronous_commit = off";
+
+/// A loose index scan: one seek per type, however many rows each has.
+pub(super) const PENDING_TYPES: &str = "WITH RECURSIVE first AS (
+         (SELECT event_type, available_at FROM {table}
+          WHERE status IN (0, 2) ORDER BY event_type, available_at, seq LIMIT 1)
+         UNION ALL
+         SELECT next.event_type, next.available_at FROM first CROSS JOIN LATERAL (
+             SELECT event_type, available_at FROM {table}
+             WHERE status IN (0, 2) AND event_type > first.event_type ORDER BY event_type, available_at, seq LIMIT 1
+         ) AS next
+     )
+     SELECT event_type FROM first WHERE available_at <= {now}";
+
+/// Reads what is due, and answers in no order, for claims in memory. Binds: the rows to leave out, the limit, the position
+/// behind which to begin (time and number), how old a row must be in microseconds, the event type.
+///
+/// `NOT IN (SELECT …)` looks each row up in a hash; `<> ALL` would compare it with every row that is left out.
+pub(super) fn pending(of_one_type: bool) -> String {
+    let (due, order) = due_rows(of_one_type.then_some("$6"));
+    format!(
+        "SELECT * FROM (
+             SELECT *, sum(bytes) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) - bytes AS before
+             FROM (SELECT {EVENT_COLUMNS}, {DUE_COLUMNS} FROM {{table}}
+                   WHERE {due} AND seq NOT IN (SELECT unnest($1::bigint[]))
+                   ORDER BY {order} LIMIT $2) AS due
+         ) AS measured
+         WHERE before < {MAX_CLAIM_BYTES}"
+    )
+}
+
+/// Leases what is due, and answers in no order. Binds: as [`pending`] up to the age, the lease in microseconds, whether a
+/// suspect may be claimed, the lock, the event type.
+///
+/// A suspect is a row of which a lease was lost before or is lost now; it is claimed alone, and only when it is the
+/// first in the order. One that lost too many goes dead instead and is answered as such.
+pub(super) fn lease(of_one_type: bool) -> String {
+    let (due, order) = due_rows(of_one_type.then_some("$9"));
+    format!(
+        "WITH due AS MATERIALIZED (
+             SELECT seq, available_at, locked_at IS NOT NULL OR lease_losses > 0 AS suspect,
+                 coalesce(octet_length(payload), octet_length(payload_bytes)) AS bytes
+             FROM {{table}}
+             WHERE {due} AND {FREE} AND seq NOT IN (SELECT unnest($1::bigint[]))
+             ORDER BY {order} LIMIT $2
+             FOR UPDATE SKIP LOCKED
+         ), measured AS (
+             SELECT seq, suspect, first_value(suspect) OVER in_order AS suspect_first,
+                 row_number() OVER in_order AS place, sum(bytes) OVER in_order - bytes AS before
+             FROM due WINDOW in_order AS (ORDER BY available_at, seq ROWS UNBOUNDED PRECEDING)
+         )
+         UPDATE {{table}} SET {lease}
+         WHERE seq = ANY (ARRAY(
+             SELECT seq FROM measured
+             WHERE CASE WHEN suspect_first THEN place = 1 ELSE NOT suspect AND before < {MAX_CLAIM_BYTES} END))
+         RETURNING {EVENT_COLUMNS}, {DUE_COLUMNS}",
+        lease = leased("$8")
+    )
+}
+
+/// Meets what is due, in order and with what each row has to wait for. Binds: as [`lease`] up to the suspects.
+///
+/// Who stands before a row is read as it was when the statement began: a row that has been finished since is waited for
+/// a moment longer, and none is passed.
+pub(super) fn meet() -> String {
+    let (due, order) = due_rows(None);
+    format!(
+        "SELECT seq, available_at, locked_at IS NOT NULL OR lease_losses > 0,
+             coalesce(octet_length(payload), octet_length(payload_bytes)), aggregate_type, aggregate_id,
+             CASE WHEN aggregate_id IS NOT NULL THEN (
+                 SELECT before.seq FROM {{table}} AS before
+                 WHERE before.aggregate_type = row.aggregate_type AND before.aggregate_id = row.aggregate_id
+                   AND before.{{unfinished}} AND before.seq < row.seq
+                 ORDER BY before.aggregate_type DESC, before.aggregate_id DESC, before.seq DESC LIMIT 1) END
+         FROM {{table}} AS row
+         WHERE {due} AND NOT parked AND {FREE} AND seq NOT IN (SELECT unnest($1::bigint[]))
+         ORDER BY {order} LIMIT $2
+         FOR UPDATE OF row SKIP LOCKED"
+    )
+}
+
+/// Leases rows that were met, and answers in no order. Binds: the rows, the lock.
+pub(super) fn lease_met() -> String {
+    format!("UPDATE {{table}} SET {} WHERE seq = ANY ($1) RETURNING {EVENT_COLUMNS}, {DUE_COLUMNS}", leased("$2"))
+}
+
+/// Parks rows behind others that are unfinished and stay so until this is committed: who finishes one of them then finds
+/// what is parked behind it. Binds: the rows, what each waits for.
+///
+/// An array, so that all of them are locked before the first row is changed: one that is parked itself cannot be locked
+/// after that.
+pub(super) const PARK: &str = "UPDATE {table} AS row SET parked = true
+     FROM unnest($1::bigint[], $2::bigint[]) AS waiting (seq, predecessor)
+     WHERE row.seq = waiting.seq AND waiting.predecessor = ANY (ARRAY(
+         SELECT seq FROM {table} WHERE seq = ANY ($2) AND {standing} FOR SHARE SKIP LOCKED))";
+
+/// Unparks the first rows of keys, so that they are met again. Binds: the aggregate types, the aggregate ids, how many.
+pub(super) const UNPARK: &str = "UPDATE {table} SET parked = false WHERE seq = ANY (ARRAY(
+         SELECT next.seq
+         FROM (SELECT DISTINCT * FROM unnest($1::text[], $2::text[])) AS key (aggregate_type, aggregate_id)
+         CROSS JOIN LATERAL (
+             SELECT seq, parked FROM {table} AS row
+             WHERE row.aggregate_type = key.aggregate_type AND row.aggregate_id = key.aggregate_id AND row.{unfinished}
+             ORDER BY row.aggregate_type, row.aggregate_id, row.seq LIMIT $3) AS next
+         WHERE next.parked))";
+
+/// Unparks rows that wait for nobody, as only somebody else's statement can leave them behind.
+pub(super) const HEAL: &str = "UPDATE {table} SET parked = false WHERE seq = ANY (ARRAY(
+         SELECT seq FROM {table} AS row
+         WHERE parked AND NOT EXISTS (
+             SELECT 1 FROM {table} AS before
+             WHERE before.aggregate_type = row.aggregate_type AND before.aggregate_id = row.aggregate_id
+               AND before.{unfinished} AND before.seq < row.seq)
+         LIMIT 1000))";
+
+/// How long until the first row is due that is not left out. Binds: the rows to leave out, whether a suspect may be
+/// claimed, the event type.
+pub(super) fn next_due(mode: Mode, of_one_type: bool) -> String {
+    let (of_type, order) = match of_one_type {
+        true => ("AND event_type >= $3 AND event_type <= $3", "event_type, available_at, seq"),
+        false => ("", "available_at, seq"),
+    };
+    let free = match mode {
+        Mode::SingleNode | Mode::WriterOnly => "",
+        Mode::MultiNode => "AND locked_at IS NULL",
+        Mode::Ordered(_) => "AND NOT parked AND locked_at IS NULL",
+    };
+    format!(
+        "SELECT (extract(epoch FROM available_at - {{now}}) * 1000000)::bigint FROM {{table}}
+         WHERE status IN (0, 2) {of_type} {free} AND ($2 OR lease_losses = 0)
+           AND seq NOT IN (SELECT unnest($1::bigint[]))
+         ORDER BY {order} LIMIT 1"
+    )
+}
+
+/// What no lease keeps from being claimed, with the lease in `$6`, and `$7` telling whether suspects may be.
+const FREE: &str = "(locked_at IS NULL OR locked_at <= {now} - $6 * interval '1 microsecond')
+     AND ($7 OR (locked_at IS NULL AND lease_losses = 0))";
+
+/// What is due behind the position `$3, $4` and older than `$5`, and its order in the index that has it.
+///
+/// For one event type both name the type as the index does, though that is the same for all rows: an equality would
+/// leave the order to any index, and a planner with old statistics takes the one that holds every type.
+fn due_rows(event_type: Option<&str>) -> (String, &'static str) {
+    const OLD_ENOUGH: &str = "created_at <= {now} - $5 * interval '1 microsecond'";
+    match event_type {
+        None => (
+            format!("status IN (0, 2) AND available_at <= {{now}} AND (available_at, seq) > ($3, $4) AND {OLD_ENOUGH}"),
+            "available_at, seq",
+        ),
+        Some(bind) => (
+            format!(
+                "status IN (0, 2) AND (event_type, available_at) <= ({bind}, {{now}})
+                 AND (event_type, available_at, seq) > ({bind}, $3, $4) AND {OLD_ENOUGH}"
+            ),
+            "event_type, available_at, seq",
+        ),
+    }
+}
+
+/// What a lease changes in a row.
+fn leased(lock: &str) -> String {
+    format!(
+        "lease_losses = lease_losses + (locked_at IS NOT NULL)::integer,
+         status = CASE WHEN {LOST} THEN 3 ELSE status END,
+         done_at = CASE WHEN {LOST} THEN {{now}} END,
+         last_error = CASE WHEN {LOST} THEN 'lease_lost: ' || lease_losses + 1 || ' processes that claimed it did not settle it' ELSE last_error END,
+         locked_by = CASE WHEN {LOST} THEN NULL ELSE {lock} END,
+         locked_at = CASE WHEN {LOST} THEN NULL ELSE {{now}} END"
+    )
+}
+
+/// When rows were last looked for that are parked and wait for nobody.
+#[derive(Default)]
+pub(super) struct Healed(Mutex<Option<Instant>>);
+
+impl Healed {
+    const EVERY: Duration = Duration::from_secs(60);
+
+    /// Whether it is time again.
+    fn is_due(&self) -> bool {
+        let mut last = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let is_due = last.is_none_or(|last| last.elapsed() >= Self::EVERY);
+        if is_due {
+            *last = Some(Instant::now());
+        }
+        is_due
+    }
+}
+
+impl OutboxStore {
+    /// A transaction to read or claim rows in.
+    pub(super) async fn scan(&self) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
+        self.pool.begin_with(SCAN).await
+    }
+
+    pub(super) async fn read_due(&self, wanted: &Wanted<'_>) -> Result<Taken, sqlx::Error> {
+        let mut scan = self.scan().await?;
+        let sql = self.sql(&pending(wanted.event_type.is_some()));
+        let (time, seq) = bound(wanted.behind);
+        let query = sqlx::query(sql).bind(wanted.left_out).bind(limit(wanted.limit)).bind(time).bind(seq);
+        let mut query = query.bind(micros(wanted.skip_recent));
+        if let Some(event_type) = wanted.event_type {
+            query = query.bind(event_type);
+        }
+        let rows = query.fetch_all(&mut *scan).await?;
+        scan.commit().await?;
+        taken(&rows)
+    }
+
+    pub(super) async fn lease_due(&self, wanted: &Wanted<'_>) -> Result<Taken, sqlx::Error> {
+        let mut scan = self.scan().await?;
+        let sql = self.sql(&lease(wanted.event_type.is_some()));
+        let (time, seq) = bound(wanted.behind);
+        let query = sqlx::query(sql).bind(wanted.left_out).bind(limit(wanted.limit)).bind(time).bind(seq);
+        let query = query.bind(micros(wanted.skip_recent)).bind(micros(wanted.lease)).bind(wanted.suspects);
+        let mut query = query.bind(wanted.lock);
+        if let Some(event_type) = wanted.event_type {
+            query = query.bind(event_type);
+        }
+        let rows = query.fetch_all(&mut *scan).await?;
+        scan.commit().await?;
+        taken(&rows)
+    }
+
+    pub(super) async fn lease_runs(&self, wanted: &Wanted<'_>) -> Result<Taken, sqlx::Error> {
+        let mut scan = self.scan().await?;
+        if self.healed.is_due() {
+            sqlx::query(self.sql(HEAL)).execute(&mut *scan).await?;
+        }
+        let met = self.meet(&mut scan, wanted).await?;
+        let Chosen { taken: chosen, parked, is_cut } = choose_runs(&met);
+        let rows = match chosen.is_empty() {
+            true => Vec::new(),
+            false => self.lease_chosen(&mut scan, &chosen, wanted.lock).await?,
+        };
+        if !parked.is_empty() {
+            let (rows, predecessors): (Vec<i64>, Vec<i64>) = parked.into_iter().unzip();
+            sqlx::query(self.sql(PARK)).bind(rows).bind(predecessors).execute(&mut *scan).await?;
+        }
+        scan.commit().await?;
+        let is_full = met.len() >= wanted.limit;
+        // What was cut off stands among what was met: the next claim begins where this one did.
+        let last = met.last().map(|met| met.position).filter(|_| !is_cut);
+        Ok(Taken { rows, more: is_full || is_cut, last })
+    }
+
+    async fn meet(&self, scan: &mut PgConnection, wanted: &Wanted<'_>) -> Result<Vec<Met>, sqlx::Error> {
+        let (time, seq) = bound(wanted.behind);
+        let query = sqlx::query(self.sql(&meet())).bind(wanted.left_out).bind(limit(wanted.limit)).bind(time).bind(seq);
+        let query = query.bind(micros(wanted.skip_recent)).bind(micros(wanted.lease)).bind(wanted.suspects);
+        let rows = query.fetch_all(scan).await?;
+        let read = |row: &PgRow| {
+            Ok(Met {
+                position: position(row.try_get(1)?, row.try_get(0)?),
+                is_suspect: row.try_get(2)?,
+                bytes: row.try_get::<i32, _>(3)?.max(0) as usize,
+                key: key_of(row.try_get(4)?, row.try_get(5)?),
+                predecessor: row.try_get(6)?,
+            })
+        };
+        rows.iter().map(read).collect()
+    }
+
+    /// Answers in the order in which the rows were chosen.
+    async fn lease_chosen(
+        &self,
+        scan: &mut PgConnection,
+        chosen: &[i64],
+        lock: &str,
+    ) -> Result<Vec<Pending>, sqlx::Error> {
+        let rows = sqlx::query(self.sql(&lease_met())).bind(chosen).bind(lock).fetch_all(&mut *scan).await?;
+        let (mut by_seq, mut passed) = (HashMap::with_capacity(rows.len()), Vec::new());
+        for row in &rows {
+            let Due { mut pending, .. } = due(row)?;
+            pending.key = key(row)?;
+            if pending.is_dead && self.mode == Mode::Ordered(DeadHead::Skip) {
+                passed.push((row.try_get(2)?, row.try_get(3)?));
+            }
+            by_seq.insert(pending.position.seq, pending);
+        }
+        self.unpark(scan, passed).await?;
+        Ok(chosen.iter().filter_map(|seq| by_seq.remove(seq)).collect())
+    }
+
+    pub(super) async fn first_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, sqlx::Error> {
+        let mut scan = self.scan().await?;
+        let sql = self.sql(&next_due(self.mode, wanted.event_type.is_some()));
+        let mut query = sqlx::query(sql).bind(wanted.left_out).bind(wanted.suspects);
+        if let Some(event_type) = wanted.event_type {
+            query = query.bind(event_type);
+        }
+        let row = query.fetch_optional(&mut *scan).await?;
+        scan.commit().await?;
+        row.map(|row| row.try_get(0).map(span)).transpose()
+    }
+
+    pub(super) async fn due_types(&self) -> Result<Vec<String>, sqlx::Error> {
+        let mut scan = self.scan().await?;
+        let types = sqlx::query_scalar(self.sql(PENDING_TYPES)).fetch_all(&mut *scan).await?;
+        scan.commit().await?;
+        Ok(types)
+    }
+}
+
+/// In the order of delivery.
+fn taken(rows: &[PgRow]) -> Result<Taken, sqlx::Error> {
+    let mut rows = rows.iter().map(due).collect::<Result<Vec<Due>, _>>()?;
+    rows.sort_unstable_by_key(|row| row.pending.position);
+    let bytes: usize = rows.iter().map(|row| row.payload_bytes).sum();
+    Ok(Taken {
+        more: bytes >= MAX_CLAIM_BYTES,
+        last: rows.last().map(|row| row.pending.position),
+        rows: rows.into_iter().map(|row| row.pending).collect(),
+    })
+}
+
+/// The position behind which to begin, as binds.
+fn bound(behind: Option<Position>) -> (DateTime<Utc>, i64) {
+    match behind {
+        Some(Position { due, seq }) => (DateTime::from_timestamp_micros(due).unwrap_or_else(earliest), seq),
+        None => (earliest(), i64::MIN),
+    }
+}
+
+fn limit(limit: usize) -> i64 {
+    i64::try_from(limit).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,133 @@
+use chrono::{DateTime, Utc};
+use posthaste_core::{Delay, Event, Payload};
+use sqlx::{PgConnection, Row};
+
+use super::OutboxStore;
+use crate::outbox::{chunks, write_headers};
+use crate::postgres::clock::{micros, storable};
+
+/// Numbers are given in the order of the arrays, which is that of the events.
+const INSERT: &str = "INSERT INTO {table} (event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service,
+         resource_type, operation_type, payload, payload_bytes, content_type, headers, occurred_at, created_at,
+         available_at, locked_by, locked_at)
+     SELECT event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service, resource_type, operation_type,
+         payload, payload_bytes, content_type, headers, occurred_at, {now},
+         coalesce(until, {now} + wait * interval '1 microsecond'), $16, CASE WHEN $16 IS NOT NULL THEN {now} END
+     FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
+             $9::text[], $10::bytea[], $11::text[], $12::text[], $13::timestamptz[], $14::timestamptz[], $15::bigint[])
+         WITH ORDINALITY AS event (event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service,
+             resource_type, operation_type, payload, payload_bytes, content_type, headers, occurred_at, until, wait, place)
+     ORDER BY place
+     RETURNING seq";
+
+/// The usual case: one event in a transaction. Its binds are those of [`INSERT`], each a value.
+const INSERT_ONE: &str =
+    "INSERT INTO {table} (event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service,
+         resource_type, operation_type, payload, payload_bytes, content_type, headers, occurred_at, created_at,
+         available_at, locked_by, locked_at)
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, {now},
+         coalesce($14, {now} + $15 * interval '1 microsecond'), $16, CASE WHEN $16 IS NOT NULL THEN {now} END)
+     RETURNING seq";
+
+impl OutboxStore {
+    pub(super) async fn insert_all(
+        &self,
+        connection: &mut PgConnection,
+        events: &[&Event],
+        lock: Option<&str>,
+    ) -> Result<Vec<i64>, sqlx::Error> {
+        if let [event] = events {
+            return Ok(vec![self.insert_one(connection, event, lock).await?]);
+        }
+        let mut numbers = Vec::with_capacity(events.len());
+        for chunk in chunks(events) {
+            numbers.extend(self.insert_chunk(connection, chunk, lock).await?);
+        }
+        Ok(numbers)
+    }
+
+    async fn insert_one(
+        &self,
+        connection: &mut PgConnection,
+        event: &Event,
+        lock: Option<&str>,
+    ) -> Result<i64, sqlx::Error> {
+        let insert = sqlx::query(self.sql(INSERT_ONE))
+            .bind(event.id())
+            .bind(event.event_type())
+            .bind(event.aggregate_type())
+            .bind(event.aggregate_id())
+            .bind(event.tenant_id())
+            .bind(event.source_service())
+            .bind(event.resource_type())
+            .bind(event.operation_type())
+            .bind(text_of(event.payload()))
+            .bind(bytes_of(event.payload()))
+            .bind(event.content_type())
+            .bind(write_headers(event.headers()))
+            .bind(storable(event.occurred_at()))
+            .bind(until(event))
+            .bind(wait(event))
+            .bind(lock);
+        insert.fetch_one(connection).await?.try_get(0)
+    }
+
+    async fn insert_chunk(
+        &self,
+        connection: &mut PgConnection,
+        events: &[&Event],
+        lock: Option<&str>,
+    ) -> Result<Vec<i64>, sqlx::Error> {
+        fn column<'a, T>(events: &[&'a Event], of: impl Fn(&'a Event) -> T) -> Vec<T> {
+            events.iter().map(|event| of(event)).collect()
+        }
+        let insert = sqlx::query(self.sql(INSERT))
+            .bind(column(events, Event::id))
+            .bind(column(events, Event::event_type))
+            .bind(column(events, Event::aggregate_type))
+            .bind(column(events, Event::aggregate_id))
+            .bind(column(events, Event::tenant_id))
+            .bind(column(events, Event::source_service))
+            .bind(column(events, Event::resource_type))
+            .bind(column(events, Event::operation_type))
+            .bind(column(events, |event| text_of(event.payload())))
+            .bind(column(events, |event| bytes_of(event.payload())))
+            .bind(column(events, Event::content_type))
+            .bind(column(events, |event| write_headers(event.headers())))
+            .bind(column(events, |event| storable(event.occurred_at())))
+            .bind(column(events, until))
+            .bind(column(events, wait))
+            .bind(lock);
+        let rows = insert.fetch_all(connection).await?;
+        rows.iter().map(|row| row.try_get(0)).collect()
+    }
+}
+
+/// No text of PostgreSQL holds the character U+0000: a payload with it is kept, and read, as bytes.
+fn text_of(payload: &Payload) -> Option<&str> {
+    match payload {
+        Payload::Text(text) if !text.contains('\0') => Some(text),
+        Payload::Text(_) | Payload::Bytes(_) => None,
+    }
+}
+
+fn bytes_of(payload: &Payload) -> Option<&[u8]> {
+    match text_of(payload) {
+        Some(_) => None,
+        None => Some(payload.as_bytes()),
+    }
+}
+
+fn until(event: &Event) -> Option<DateTime<Utc>> {
+    match event.delay() {
+        Delay::Until(at) => Some(storable(at)),
+        Delay::None | Delay::For(_) => None,
+    }
+}
+
+fn wait(event: &Event) -> i64 {
+    match event.delay() {
+        Delay::For(wait) => micros(wait),
+        Delay::None | Delay::Until(_) => 0,
+    }
+}

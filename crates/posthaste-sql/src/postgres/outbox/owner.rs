@@ -1,0 +1,43 @@
+use std::time::Duration;
+
+use posthaste_core::outbox::{Owner, Reader, Registration};
+use sqlx::Row;
+
+use super::OutboxStore;
+use crate::postgres::clock::{micros, span};
+
+const REGISTER: &str = "INSERT INTO {table}_owner (reader, mode) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+
+const REGISTERED: &str = "SELECT reader, mode FROM {table}_owner";
+
+const TAKE: &str = "UPDATE {table}_owner
+     SET generation = generation + (owner IS DISTINCT FROM $1)::integer, owner = $1,
+         leased_until = {now} + $2 * interval '1 microsecond'
+     WHERE owner IS NULL OR owner = $1 OR leased_until <= {now}
+     RETURNING generation";
+
+const REMAINING: &str = "SELECT (extract(epoch FROM leased_until - {now}) * 1000000)::bigint FROM {table}_owner";
+
+const GIVE_UP: &str = "UPDATE {table}_owner SET owner = NULL, leased_until = {now} WHERE owner = $1";
+
+impl OutboxStore {
+    pub(super) async fn register_reader(&self, reader: Reader) -> Result<Registration, sqlx::Error> {
+        let register = sqlx::query(self.sql(REGISTER)).bind(reader.word()).bind(self.mode.word());
+        register.execute(&self.pool).await?;
+        let row = sqlx::query(self.sql(REGISTERED)).fetch_one(&self.pool).await?;
+        Ok(Registration { reader: row.try_get(0)?, mode: row.try_get(1)? })
+    }
+
+    pub(super) async fn take_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, sqlx::Error> {
+        let take = sqlx::query(self.sql(TAKE)).bind(owner).bind(micros(lease));
+        if let Some(row) = take.fetch_optional(&self.pool).await? {
+            return Ok(Owner::Us { generation: row.try_get(0)? });
+        }
+        let row = sqlx::query(self.sql(REMAINING)).fetch_one(&self.pool).await?;
+        Ok(Owner::Other { remaining: span(row.try_get(0)?) })
+    }
+
+    pub(super) async fn end_ownership(&self, owner: &str) -> Result<(), sqlx::Error> {
+        sqlx::query(self.sql(GIVE_UP)).bind(owner).execute(&self.pool).await.map(|_| ())
+    }
+}

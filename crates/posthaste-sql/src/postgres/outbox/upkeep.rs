@@ -1,0 +1,136 @@
+use std::time::Duration;
+
+use posthaste_core::outbox::{DeadFilter, Mode, OutboxRow, Purge};
+use sqlx::Row;
+
+use super::OutboxStore;
+use super::rows::{EVENT_COLUMNS, ROW_COLUMNS, row};
+use crate::postgres::clock::{micros, span};
+
+/// Which dead rows. Binds: the event id, the event type, the aggregate type, each of which may be absent.
+const FILTER: &str = "status = 3 AND ($1::text IS NULL OR event_id = $1) AND ($2::text IS NULL OR event_type = $2)
+     AND ($3::text IS NULL OR aggregate_type = $3)";
+
+/// Binds: the event id.
+fn find() -> String {
+    format!("SELECT {EVENT_COLUMNS}, {ROW_COLUMNS} FROM {{table}} WHERE event_id = $1")
+}
+
+/// Binds: the filter, the limit.
+pub(super) fn dead() -> String {
+    format!("SELECT {EVENT_COLUMNS}, {ROW_COLUMNS} FROM {{table}} WHERE {FILTER} ORDER BY seq LIMIT $4")
+}
+
+/// Binds: the filter.
+fn count() -> String {
+    format!("SELECT count(*) FROM {{table}} WHERE {FILTER}")
+}
+
+/// Binds: the filter, the row behind which to begin, the limit.
+fn replay() -> String {
+    format!(
+        "UPDATE {{table}} SET status = 0, attempts = 0, available_at = {{now}}, done_at = NULL, last_error = NULL,
+             locked_by = NULL, locked_at = NULL, lease_losses = 0, parked = false
+         WHERE seq = ANY (ARRAY(
+             SELECT seq FROM {{table}} WHERE {FILTER} AND seq > $4 ORDER BY seq LIMIT $5 FOR UPDATE))
+         RETURNING seq"
+    )
+}
+
+/// Binds: the event id.
+const DISCARD: &str = "DELETE FROM {table} WHERE event_id = $1 AND status = 3 RETURNING aggregate_type, aggregate_id";
+
+/// Deletes old rows in the order of their numbers. Binds: the age in microseconds, the limit.
+///
+/// Young rows are met too, and the first of them ends the search, because no row behind it can have been finished long
+/// ago: without an index of its own, a purge reads what it deletes and little more.
+pub(super) fn purge(purge: Purge) -> String {
+    const CUTOFF: &str = "{now} - $1 * interval '1 microsecond'";
+    let (finished, old) = match purge {
+        Purge::Done => ("status = 1", format!("(status = 1 AND coalesce(done_at, created_at) < {CUTOFF} OR")),
+        Purge::Dead => ("status = 3", format!("status = 3 AND (coalesce(done_at, created_at) < {CUTOFF} OR")),
+        Purge::Everything => ("true", format!("(created_at < {CUTOFF} OR")),
+    };
+    format!(
+        "WITH met AS MATERIALIZED (
+             SELECT seq, created_at >= {CUTOFF} AS young FROM {{table}}
+             WHERE {old} created_at >= {CUTOFF}) ORDER BY seq LIMIT $2
+         ), locked AS MATERIALIZED (
+             SELECT seq FROM {{table}}
+             WHERE {finished} AND seq = ANY (ARRAY(
+                 SELECT seq FROM met
+                 WHERE NOT young AND seq < coalesce((SELECT min(seq) FROM met WHERE young), 9223372036854775807)))
+             FOR UPDATE SKIP LOCKED
+         )
+         DELETE FROM {{table}} WHERE seq = ANY (ARRAY(SELECT seq FROM locked))
+         RETURNING aggregate_type, aggregate_id"
+    )
+}
+
+const OLDEST_DUE: &str = "SELECT (extract(epoch FROM {now} - available_at) * 1000000)::bigint FROM {table}
+     WHERE status IN (0, 2) AND available_at <= {now} ORDER BY available_at, seq LIMIT 1";
+
+impl OutboxStore {
+    pub(super) async fn find_row(&self, event_id: &str) -> Result<Option<OutboxRow>, sqlx::Error> {
+        let found = sqlx::query(self.sql(&find())).bind(event_id).fetch_optional(&self.pool).await?;
+        found.map(|found| row(&found)).transpose()
+    }
+
+    pub(super) async fn list_dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<OutboxRow>, sqlx::Error> {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let list = sqlx::query(self.sql(&dead())).bind(&filter.event_id).bind(&filter.event_type);
+        let rows = list.bind(&filter.aggregate_type).bind(limit).fetch_all(&self.pool).await?;
+        rows.iter().map(row).collect()
+    }
+
+    pub(super) async fn count_dead_rows(&self, filter: &DeadFilter) -> Result<u64, sqlx::Error> {
+        let count = sqlx::query(self.sql(&count())).bind(&filter.event_id).bind(&filter.event_type);
+        let row = count.bind(&filter.aggregate_type).fetch_one(&self.pool).await?;
+        Ok(row.try_get::<i64, _>(0)?.max(0) as u64)
+    }
+
+    pub(super) async fn replay_dead(
+        &self,
+        filter: &DeadFilter,
+        behind: i64,
+        limit: usize,
+    ) -> Result<(u64, i64), sqlx::Error> {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let replay = sqlx::query(self.sql(&replay())).bind(&filter.event_id).bind(&filter.event_type);
+        let replay = replay.bind(&filter.aggregate_type).bind(behind).bind(limit);
+        let rows = replay.fetch_all(&self.pool).await?;
+        let mut last = behind;
+        for row in &rows {
+            last = last.max(row.try_get(0)?);
+        }
+        Ok((rows.len() as u64, last))
+    }
+
+    pub(super) async fn discard_dead(&self, event_id: &str) -> Result<bool, sqlx::Error> {
+        let mut transaction = self.pool.begin().await?;
+        let discarded = sqlx::query(self.sql(DISCARD)).bind(event_id).fetch_optional(&mut *transaction).await?;
+        if let Some(row) = &discarded {
+            self.unpark(&mut transaction, vec![(row.try_get(0)?, row.try_get(1)?)]).await?;
+        }
+        transaction.commit().await?;
+        Ok(discarded.is_some())
+    }
+
+    pub(super) async fn purge_rows(&self, which: Purge, age: Duration, limit: usize) -> Result<u64, sqlx::Error> {
+        let mut transaction = self.scan().await?;
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let purge = sqlx::query(self.sql(&purge(which))).bind(micros(age)).bind(limit);
+        let rows = purge.fetch_all(&mut *transaction).await?;
+        if matches!(self.mode, Mode::Ordered(_)) && which != Purge::Done {
+            let keys = rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
+            self.unpark(&mut transaction, keys.collect::<Result<_, sqlx::Error>>()?).await?;
+        }
+        transaction.commit().await?;
+        Ok(rows.len() as u64)
+    }
+
+    pub(super) async fn age_of_oldest_due(&self) -> Result<Option<Duration>, sqlx::Error> {
+        let row = sqlx::query(self.sql(OLDEST_DUE)).fetch_optional(&self.pool).await?;
+        row.map(|row| row.try_get(0).map(span)).transpose()
+    }
+}

@@ -1,0 +1,75 @@
+use std::time::Duration;
+
+use posthaste_core::StoreError;
+use posthaste_core::outbox::{InTransaction, OpenError, TableName};
+use sqlx::AssertSqlSafe;
+use sqlx::sqlite::SqlitePool;
+
+use super::clock::{NOW_MS, millis};
+use super::database::Database;
+use super::faults::store_error;
+use super::migrations;
+use super::outbox::{OutboxStore, beside};
+
+/// A receiver's memory of what it has had: makes a listener idempotent by keeping its effect and the record of it in one
+/// transaction.
+///
+/// ```no_run
+/// # use posthaste_sql::sqlite::Inbox;
+/// # use posthaste_core::Event;
+/// # async fn listener(pool: sqlx::SqlitePool, inbox: Inbox, event: &Event) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut transaction = pool.begin_with("BEGIN IMMEDIATE").await?;
+/// if inbox.first_time(&mut transaction, "billing", event.id()).await? {
+///     sqlx::query("UPDATE balance SET amount = amount + 1").execute(&mut *transaction).await?;
+/// }
+/// transaction.commit().await?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Inbox {
+    database: Database,
+    table: TableName,
+}
+
+const RECORD: &str = "INSERT INTO {table} (listener, event_id) VALUES (?, ?) ON CONFLICT DO NOTHING";
+
+const PURGE: &str = "DELETE FROM {table} WHERE (listener, event_id) IN (
+         SELECT listener, event_id FROM {table} WHERE received_at < {now_ms} - ?1 ORDER BY received_at LIMIT ?2)";
+
+impl Inbox {
+    /// Brings the table up to date. `inbox_event` is a good name.
+    pub async fn open(pool: SqlitePool, table: TableName) -> Result<Self, OpenError> {
+        let database = beside(&pool).await?;
+        database.migrate(&table, migrations::inbox(&table)).await?;
+        Ok(Self { database, table })
+    }
+
+    /// Records that this listener has had this event, in the transaction of what it does about it; whether it had not had
+    /// it before. While another transaction writes, it waits for how that ends.
+    pub async fn first_time(
+        &self,
+        transaction: &mut impl InTransaction<OutboxStore>,
+        listener: &str,
+        event_id: &str,
+    ) -> Result<bool, StoreError> {
+        let (connection, _) = transaction.parts();
+        let record = sqlx::query(self.sql(RECORD)).bind(listener).bind(event_id).execute(connection).await;
+        let recorded = record.map_err(|error| store_error("record an event in the inbox", error))?;
+        Ok(recorded.rows_affected() == 1)
+    }
+
+    /// Forgets at most `limit` events that are older than any duplicate that may still come; answers with how many.
+    pub async fn purge(&self, older_than: Duration, limit: u32) -> Result<u64, StoreError> {
+        let (inbox, age) = (self.clone(), millis(older_than));
+        let write = self.database.write("purge the inbox", move |connection| {
+            let purge = sqlx::query(inbox.sql(PURGE)).bind(age).bind(limit);
+            Box::pin(async move { Ok(purge.execute(connection).await?.rows_affected()) })
+        });
+        write.await
+    }
+
+    fn sql(&self, template: &str) -> AssertSqlSafe<String> {
+        AssertSqlSafe(template.replace("{table}", self.table.as_str()).replace("{now_ms}", NOW_MS))
+    }
+}

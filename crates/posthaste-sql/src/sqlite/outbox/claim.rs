@@ -1,0 +1,321 @@
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use futures_util::TryStreamExt;
+use posthaste_core::StoreError;
+use posthaste_core::outbox::{
+    Chosen, DeadHead, MAX_CLAIM_BYTES, Met, Mode, Pending, Position, Taken, Wanted, choose_runs,
+};
+use sqlx::query::Query;
+use sqlx::sqlite::{SqliteArguments, SqliteRow};
+use sqlx::{Row, Sqlite, SqliteConnection};
+
+use super::nameless::Nameless;
+use super::rows::{DUE_COLUMNS, Due, EVENT_COLUMNS, due, key};
+use super::settle::UNPARK;
+use super::{OutboxStore, json};
+use crate::outbox::UNPARKED;
+use crate::sqlite::clock::{millis, millis_of, span};
+
+/// Whether the lease that is lost now is one too many: after three, the row is taken for the reason.
+const LOST: &str = "locked_at IS NOT NULL AND lease_losses >= 2";
+
+/// A loose index scan: one seek per type, however many rows each has.
+pub(super) const PENDING_TYPES: &str = "WITH RECURSIVE kind (event_type) AS (
+         SELECT min(event_type) FROM {table} INDEXED BY {table}_pending_of_type WHERE status IN (0, 2)
+         UNION ALL
+         SELECT (SELECT min(event_type) FROM {table} INDEXED BY {table}_pending_of_type
+                 WHERE status IN (0, 2) AND event_type > kind.event_type)
+         FROM kind WHERE kind.event_type IS NOT NULL
+     )
+     SELECT typeof(event_type) = 'text', CAST(event_type AS BLOB) FROM kind WHERE event_type IS NOT NULL AND EXISTS (
+         SELECT 1 FROM {table} INDEXED BY {table}_pending_of_type
+         WHERE status IN (0, 2) AND event_type = kind.event_type AND due <= {now_ms})";
+
+/// Reads what is due, in the order of delivery, for claims in memory. Binds: see [`due_rows`].
+pub(super) fn pending(of_one_type: bool) -> String {
+    let due = due_rows(Mode::SingleNode, of_one_type);
+    format!("SELECT {EVENT_COLUMNS}, {DUE_COLUMNS} FROM {due} ORDER BY due, seq LIMIT ?2")
+}
+
+/// Meets what is due and not leased, in the order of delivery; in ordered mode, with what each row has to wait for.
+/// Binds: see [`due_rows`]; the lease in milliseconds, whether suspects may be claimed.
+pub(super) fn meet(mode: Mode, of_one_type: bool) -> String {
+    let due = due_rows(mode, of_one_type);
+    let locked_at = millis_of("locked_at");
+    let predecessor = match mode {
+        Mode::Ordered(_) => {
+            "CASE WHEN aggregate_id IS NOT NULL THEN (
+                 SELECT earlier.seq FROM {table} AS earlier INDEXED BY {table}_key
+                 WHERE earlier.aggregate_type = item.aggregate_type AND earlier.aggregate_id = item.aggregate_id
+                   AND earlier.{unfinished} AND earlier.seq < item.seq
+                 ORDER BY earlier.seq DESC LIMIT 1) END"
+        }
+        _ => "NULL",
+    };
+    format!(
+        "SELECT seq, due, locked_at IS NOT NULL OR lease_losses > 0,
+             coalesce(octet_length(payload), octet_length(payload_bytes)), aggregate_type, aggregate_id, {predecessor}
+         FROM {due}
+           AND (locked_at IS NULL OR coalesce({locked_at}, 0) <= {{now_ms}} - ?7)
+           AND (?8 OR (locked_at IS NULL AND lease_losses = 0))
+         ORDER BY due, seq LIMIT ?2"
+    )
+}
+
+/// Leases rows that were met, and answers in no order. Binds: the rows, the lock.
+///
+/// Only a suspect may go dead on the way: the usual lease changes no column that is in an index.
+pub(super) fn lease(is_suspect: bool) -> String {
+    let leased = match is_suspect {
+        true => format!(
+            "lease_losses = lease_losses + (locked_at IS NOT NULL),
+             status = CASE WHEN {LOST} THEN 3 ELSE status END,
+             done_at = CASE WHEN {LOST} THEN {{now}} END,
+             last_error = CASE WHEN {LOST} THEN 'lease_lost: ' || (lease_losses + 1) || ' processes that claimed it did not settle it' ELSE last_error END,
+             locked_by = CASE WHEN {LOST} THEN NULL ELSE ?2 END,
+             locked_at = CASE WHEN {LOST} THEN NULL ELSE {{now}} END"
+        ),
+        false => "locked_by = ?2, locked_at = {now}".to_owned(),
+    };
+    format!(
+        "UPDATE {{table}} SET {leased} WHERE seq IN (SELECT value FROM json_each(?1))
+         RETURNING {EVENT_COLUMNS}, {DUE_COLUMNS}"
+    )
+}
+
+/// Parks rows behind others that are unfinished. Nobody else writes meanwhile: who finishes one of them later finds what is
+/// parked behind it. Binds: the rows.
+pub(super) const PARK: &str = "UPDATE {table} SET parked = 1 WHERE seq IN (SELECT value FROM json_each(?1))";
+
+/// Unparks rows that wait for nobody, as only somebody else's statement can leave them behind.
+pub(super) const HEAL: &str = "UPDATE {table} SET parked = 0 WHERE seq IN (
+         SELECT seq FROM {table} AS item INDEXED BY {table}_parked
+         WHERE parked = 1 AND NOT EXISTS (
+             SELECT 1 FROM {table} AS earlier INDEXED BY {table}_key
+             WHERE earlier.aggregate_type = item.aggregate_type AND earlier.aggregate_id = item.aggregate_id
+               AND earlier.{unfinished} AND earlier.seq < item.seq)
+         LIMIT 1000)";
+
+/// How long until the first row is due that is not left out. Binds: the rows to leave out, whether a suspect may be
+/// claimed, the event type.
+pub(super) fn next_due(mode: Mode, of_one_type: bool) -> String {
+    let (index, of_type) = reading(mode, of_one_type, "?3");
+    let free = match mode {
+        Mode::SingleNode | Mode::WriterOnly => "",
+        Mode::MultiNode | Mode::Ordered(_) => "AND locked_at IS NULL",
+    };
+    format!(
+        "SELECT due - {{now_ms}} FROM {{table}} INDEXED BY {index}
+         WHERE status IN (0, 2) {of_type} {free} AND (?2 OR lease_losses = 0)
+           AND seq NOT IN (SELECT value FROM json_each(?1))
+         ORDER BY due, seq LIMIT 1"
+    )
+}
+
+/// The table with the index that has what is due in order, and what is due behind a position and old enough. Binds: the
+/// rows to leave out as a JSON array, the limit, the position behind which to begin (time and number), how old a row must
+/// be in milliseconds, the event type.
+///
+/// The index is named because every other way to these rows sorts or scans; statistics must not change that.
+fn due_rows(mode: Mode, of_one_type: bool) -> String {
+    let (index, of_type) = reading(mode, of_one_type, "?6");
+    let created_at = millis_of("created_at");
+    format!(
+        "{{table}} AS item INDEXED BY {index}
+         WHERE status IN (0, 2) {of_type} AND due <= {{now_ms}} AND (due, seq) > (?3, ?4)
+           AND (?5 = 0 OR coalesce({created_at}, 0) <= {{now_ms}} - ?5)
+           AND seq NOT IN (SELECT value FROM json_each(?1))"
+    )
+}
+
+fn reading(mode: Mode, of_one_type: bool, bind: &str) -> (&'static str, String) {
+    match (mode, of_one_type) {
+        // No index has these by type; it is not read by channels, whose types keep no order among each other.
+        (Mode::Ordered(_), true) => ("{table}_ready", format!("AND parked = 0 AND event_type = {bind}")),
+        (Mode::Ordered(_), false) => ("{table}_ready", "AND parked = 0".to_owned()),
+        (_, true) => ("{table}_pending_of_type", format!("AND event_type = {bind}")),
+        (_, false) => ("{table}_pending", String::new()),
+    }
+}
+
+/// When rows were last looked for that are parked and wait for nobody.
+#[derive(Default)]
+pub(super) struct Healed(Mutex<Option<Instant>>);
+
+impl Healed {
+    const EVERY: Duration = Duration::from_secs(60);
+
+    /// Whether it is time again.
+    fn is_due(&self) -> bool {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_due = last.is_none_or(|last| last.elapsed() >= Self::EVERY);
+        if is_due {
+            *last = Some(Instant::now());
+        }
+        is_due
+    }
+}
+
+/// What a claim asks for, for as long as the writer needs it.
+struct Asked {
+    event_type: Option<String>,
+    left_out: String,
+    limit: i64,
+    behind: Position,
+    lock: String,
+    lease: i64,
+    suspects: bool,
+    skip_recent: i64,
+    heals: bool,
+}
+
+impl Asked {
+    fn of(wanted: &Wanted<'_>) -> Result<Self, sqlx::Error> {
+        Ok(Self {
+            event_type: wanted.event_type.map(str::to_owned),
+            left_out: json(wanted.left_out)?,
+            limit: i64::try_from(wanted.limit).unwrap_or(i64::MAX),
+            behind: wanted.behind.unwrap_or(Position { due: i64::MIN, seq: i64::MIN }),
+            lock: wanted.lock.to_owned(),
+            lease: millis(wanted.lease),
+            suspects: wanted.suspects,
+            skip_recent: millis(wanted.skip_recent),
+            heals: false,
+        })
+    }
+
+    /// Binds what [`due_rows`] asks for.
+    fn bind<'q>(&'q self, query: Query<'q, Sqlite, SqliteArguments>) -> Query<'q, Sqlite, SqliteArguments> {
+        let Position { due, seq } = self.behind;
+        let query = query.bind(&self.left_out).bind(self.limit).bind(due).bind(seq).bind(self.skip_recent);
+        query.bind(self.event_type.as_deref())
+    }
+}
+
+impl OutboxStore {
+    pub(super) async fn read_due(&self, wanted: &Wanted<'_>) -> Result<Taken, sqlx::Error> {
+        let asked = Asked::of(wanted)?;
+        let query = asked.bind(sqlx::query(self.sql(&pending(wanted.event_type.is_some()))));
+        let mut rows = query.fetch(self.0.database.readers());
+        let (mut taken, mut bytes) = (Taken::default(), 0);
+        while let Some(row) = rows.try_next().await? {
+            let Due { pending, payload_bytes } = due(&row)?;
+            bytes += payload_bytes;
+            taken.last = Some(pending.position);
+            taken.rows.push(pending);
+            if bytes >= MAX_CLAIM_BYTES {
+                taken.more = true;
+                break;
+            }
+        }
+        Ok(taken)
+    }
+
+    pub(super) async fn lease_due(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
+        const DOING: &str = "claim from the outbox";
+        let mut asked = Asked::of(wanted).map_err(|error| super::store_error(DOING, error))?;
+        asked.heals = self.is_ordered() && self.0.healed.is_due();
+        let (store, asked) = (self.clone(), Arc::new(asked));
+        let lease = self.0.database.write(DOING, move |connection| {
+            let (store, asked) = (store.clone(), asked.clone());
+            Box::pin(async move { store.lease_runs(connection, &asked).await })
+        });
+        lease.await
+    }
+
+    /// In multi-node mode, every row is a run of its own.
+    async fn lease_runs(&self, connection: &mut SqliteConnection, asked: &Asked) -> Result<Taken, sqlx::Error> {
+        if asked.heals {
+            sqlx::query(self.sql(HEAL)).execute(&mut *connection).await?;
+        }
+        let met = self.meet(connection, asked).await?;
+        let Chosen { taken: chosen, parked, is_cut } = choose_runs(&met);
+        let is_suspect = met.iter().any(|met| met.is_suspect && chosen.first() == Some(&met.position.seq));
+        let rows = match chosen.is_empty() {
+            true => Vec::new(),
+            false => self.lease_chosen(connection, &chosen, is_suspect, &asked.lock).await?,
+        };
+        if !parked.is_empty() {
+            let parked: Vec<i64> = parked.into_iter().map(|(row, _)| row).collect();
+            sqlx::query(self.sql(PARK)).bind(json(&parked)?).execute(connection).await?;
+        }
+        let is_full = met.len() as i64 >= asked.limit;
+        // What was cut off stands among what was met: the next claim begins where this one did.
+        let last = met.last().map(|met| met.position).filter(|_| !is_cut);
+        Ok(Taken { rows, more: is_full || is_cut, last })
+    }
+
+    async fn meet(&self, connection: &mut SqliteConnection, asked: &Asked) -> Result<Vec<Met>, sqlx::Error> {
+        let sql = self.sql(&meet(self.0.mode, asked.event_type.is_some()));
+        let query = asked.bind(sqlx::query(sql)).bind(asked.lease).bind(asked.suspects);
+        let rows = query.fetch_all(connection).await?;
+        let is_ordered = self.is_ordered();
+        let read = |row: &SqliteRow| {
+            Ok(Met {
+                position: Position { due: row.try_get(1)?, seq: row.try_get(0)? },
+                is_suspect: row.try_get(2)?,
+                bytes: row.try_get::<Option<i64>, _>(3)?.unwrap_or_default().max(0) as usize,
+                key: if is_ordered { key(row, 4, 5) } else { None },
+                predecessor: row.try_get(6)?,
+            })
+        };
+        rows.iter().map(read).collect()
+    }
+
+    /// Answers in the order in which the rows were chosen.
+    async fn lease_chosen(
+        &self,
+        connection: &mut SqliteConnection,
+        chosen: &[i64],
+        is_suspect: bool,
+        lock: &str,
+    ) -> Result<Vec<Pending>, sqlx::Error> {
+        let lease = sqlx::query(self.sql(&lease(is_suspect))).bind(json(chosen)?).bind(lock);
+        let rows = lease.fetch_all(&mut *connection).await?;
+        let (mut by_seq, mut passed) = (HashMap::with_capacity(rows.len()), Vec::new());
+        for row in &rows {
+            let Due { mut pending, .. } = due(row)?;
+            if self.is_ordered() {
+                pending.key = key(row, 2, 3);
+            }
+            if pending.is_dead && self.0.mode == Mode::Ordered(DeadHead::Skip) {
+                passed.push(pending.position.seq);
+            }
+            by_seq.insert(pending.position.seq, pending);
+        }
+        self.unpark(connection, &passed).await?;
+        Ok(chosen.iter().filter_map(|seq| by_seq.remove(seq)).collect())
+    }
+
+    /// Ordered mode: what waits behind these rows, once they are finished, may be met again.
+    pub(super) async fn unpark(&self, connection: &mut SqliteConnection, rows: &[i64]) -> Result<(), sqlx::Error> {
+        if rows.is_empty() || !self.is_ordered() {
+            return Ok(());
+        }
+        let unpark = sqlx::query(self.sql(UNPARK)).bind(json(rows)?).bind(UNPARKED as i64);
+        unpark.execute(connection).await.map(|_| ())
+    }
+
+    pub(super) async fn first_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, sqlx::Error> {
+        let sql = self.sql(&next_due(self.0.mode, wanted.event_type.is_some()));
+        let query = sqlx::query(sql).bind(json(wanted.left_out)?).bind(wanted.suspects).bind(wanted.event_type);
+        let row = query.fetch_optional(self.0.database.readers()).await?;
+        row.map(|row| row.try_get(0).map(span)).transpose()
+    }
+
+    /// Also those types that no channel can have.
+    pub(super) async fn due_types(&self) -> Result<(Vec<String>, Vec<Nameless>), sqlx::Error> {
+        let rows = sqlx::query(self.sql(PENDING_TYPES)).fetch_all(self.0.database.readers()).await?;
+        let (mut types, mut nameless) = (Vec::with_capacity(rows.len()), Vec::new());
+        for row in &rows {
+            let (is_text, bytes) = (row.try_get(0)?, row.try_get(1)?);
+            match std::str::from_utf8(bytes) {
+                Ok(event_type) if is_text => types.push(event_type.to_owned()),
+                _ => nameless.push(Nameless { is_text, bytes: bytes.to_vec() }),
+            }
+        }
+        Ok((types, nameless))
+    }
+}

@@ -1,0 +1,79 @@
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use posthaste_core::StoreError;
+use posthaste_core::outbox::{Owner, Reader, Registration};
+use sqlx::Row;
+
+use super::OutboxStore;
+use crate::sqlite::clock::{millis, span};
+
+const REGISTER: &str = "INSERT INTO {table}_owner (only, reader, mode) VALUES (1, ?, ?) ON CONFLICT DO NOTHING";
+
+const REGISTERED: &str = "SELECT reader, mode FROM {table}_owner";
+
+const TAKE: &str = "UPDATE {table}_owner
+     SET generation = generation + (owner IS NOT ?1), owner = ?1, leased_until = {now_ms} + ?2
+     WHERE owner IS NULL OR owner = ?1 OR leased_until <= {now_ms}
+     RETURNING generation";
+
+const REMAINING: &str = "SELECT leased_until - {now_ms} FROM {table}_owner";
+
+/// Of one owner, or of whoever it is.
+const GIVE_UP: &str = "UPDATE {table}_owner SET owner = NULL, leased_until = 0 WHERE ?1 IS NULL OR owner = ?1";
+
+impl OutboxStore {
+    /// Single node: ends whatever ownership an earlier process left behind. Only for a process that knows itself alone, for
+    /// example because it holds a lock beside the database file, and before it claims.
+    pub async fn void_lease(&self) -> Result<(), StoreError> {
+        self.end_ownership(None).await
+    }
+
+    pub(super) async fn register_reader(&self, reader: Reader) -> Result<Registration, StoreError> {
+        let store = self.clone();
+        let write = self.0.database.write("open the outbox", move |connection| {
+            let store = store.clone();
+            Box::pin(async move {
+                let register = sqlx::query(store.sql(REGISTER)).bind(reader.word()).bind(store.0.mode.word());
+                register.execute(&mut *connection).await?;
+                let row = sqlx::query(store.sql(REGISTERED)).fetch_one(connection).await?;
+                Ok(Registration { reader: row.try_get(0)?, mode: row.try_get(1)? })
+            })
+        });
+        write.await
+    }
+
+    pub(super) async fn take_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
+        let (store, asked, lease) = (self.clone(), owner.to_owned(), millis(lease));
+        let write = self.0.database.write("take the ownership of the outbox", move |connection| {
+            let (store, asked) = (store.clone(), asked.clone());
+            Box::pin(async move {
+                let taken = sqlx::query(store.sql(TAKE)).bind(asked).bind(lease).fetch_optional(&mut *connection);
+                if let Some(row) = taken.await? {
+                    return Ok(Owner::Us { generation: row.try_get(0)? });
+                }
+                let row = sqlx::query(store.sql(REMAINING)).fetch_one(connection).await?;
+                Ok(Owner::Other { remaining: span(row.try_get(0)?) })
+            })
+        });
+        let taken = write.await?;
+        if matches!(taken, Owner::Us { .. }) {
+            *self.0.owner.lock().unwrap_or_else(PoisonError::into_inner) = Some(owner.to_owned());
+        }
+        Ok(taken)
+    }
+
+    pub(super) async fn end_ownership(&self, owner: Option<&str>) -> Result<(), StoreError> {
+        let (store, owner) = (self.clone(), owner.map(str::to_owned));
+        let write = self.0.database.write("give up the ownership of the outbox", move |connection| {
+            let give_up = sqlx::query(store.sql(GIVE_UP)).bind(owner.clone());
+            Box::pin(async move { give_up.execute(connection).await.map(|_| ()) })
+        });
+        write.await
+    }
+
+    /// In whose name this process last owned the table.
+    pub(super) fn last_owner(&self) -> Option<String> {
+        self.0.owner.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}

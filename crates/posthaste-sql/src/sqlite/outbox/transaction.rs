@@ -1,0 +1,84 @@
+use std::ops::{Deref, DerefMut};
+
+use sqlx::sqlite::SqlitePool;
+use sqlx::{Connection, SqlSafeStr, Sqlite, SqliteConnection};
+use tokio::runtime::Handle;
+
+use crate::sqlite::turn::{Taken, Turn};
+
+/// IMMEDIATE takes the lock now, where waiting is allowed, and not at the first write.
+const BEGIN: &str = "BEGIN IMMEDIATE";
+
+/// A transaction of the service that has waited for its turn to write. Dropped without a commit it is rolled back.
+pub struct Transaction {
+    /// `None` once it is ended.
+    inner: Option<sqlx::Transaction<'static, Sqlite>>,
+    /// Given back when it has ended.
+    turn: Option<Taken>,
+}
+
+impl Transaction {
+    /// Waits for the turn before it asks for a connection: who waits keeps none from those who read.
+    pub(super) async fn begin(pool: &SqlitePool, turn: &Turn) -> Result<Self, sqlx::Error> {
+        let turn = turn.take(pool.options().get_acquire_timeout()).await.ok_or(sqlx::Error::PoolTimedOut)?;
+        let mut connection = pool.acquire().await?;
+        // A commit that failed because the disk was full has ended its transaction, of which sqlx knows nothing: no other
+        // can begin on that connection.
+        while connection.is_in_transaction() {
+            connection.close().await?;
+            connection = pool.acquire().await?;
+        }
+        let inner = sqlx::Transaction::begin(connection, Some(BEGIN.into_sql_str())).await?;
+        Ok(Self { inner: Some(inner), turn: Some(turn) })
+    }
+
+    pub(super) async fn commit(mut self) -> Result<(), sqlx::Error> {
+        // Taken apart only here: dropped half way, both are dropped in this order.
+        let (inner, _turn) = (self.inner.take(), self.turn.take());
+        match inner {
+            Some(inner) => inner.commit().await,
+            None => Ok(()),
+        }
+    }
+
+    pub(super) async fn rollback(mut self) -> Result<(), sqlx::Error> {
+        let (inner, _turn) = (self.inner.take(), self.turn.take());
+        match inner {
+            Some(inner) => inner.rollback().await,
+            None => Ok(()),
+        }
+    }
+}
+
+impl Deref for Transaction {
+    type Target = SqliteConnection;
+
+    fn deref(&self) -> &SqliteConnection {
+        match &self.inner {
+            Some(inner) => inner,
+            None => unreachable!("only commit and rollback take it, and they take all"),
+        }
+    }
+}
+
+impl DerefMut for Transaction {
+    fn deref_mut(&mut self) -> &mut SqliteConnection {
+        match &mut self.inner {
+            Some(inner) => inner,
+            None => unreachable!("only commit and rollback take it, and they take all"),
+        }
+    }
+}
+
+impl Drop for Transaction {
+    /// Whoever comes next finds it rolled back.
+    fn drop(&mut self) {
+        if let (Some(inner), turn, Ok(runtime)) = (self.inner.take(), self.turn.take(), Handle::try_current()) {
+            runtime.spawn(async move {
+                // Who cannot roll back has nothing to roll back any more.
+                let _ = inner.rollback().await;
+                drop(turn);
+            });
+        }
+    }
+}

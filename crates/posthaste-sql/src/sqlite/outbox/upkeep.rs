@@ -1,0 +1,169 @@
+use std::time::Duration;
+
+use posthaste_core::StoreError;
+use posthaste_core::outbox::{DeadFilter, OutboxRow, Purge};
+use sqlx::{Row, SqliteConnection};
+
+use super::rows::{EVENT_COLUMNS, row, row_columns};
+use super::{OutboxStore, json};
+use crate::sqlite::clock::{millis, millis_of, span};
+
+/// Which dead rows. Binds: the event id, the event type, the aggregate type, each of which may be absent.
+const FILTER: &str = "status = 3 AND (?1 IS NULL OR event_id = ?1) AND (?2 IS NULL OR event_type = ?2)
+     AND (?3 IS NULL OR aggregate_type = ?3)";
+
+/// Binds: the event id.
+pub(super) fn find() -> String {
+    format!("SELECT {EVENT_COLUMNS}, {} FROM {{table}} WHERE event_id = ?", row_columns())
+}
+
+/// Binds: the filter, the limit.
+pub(super) fn dead() -> String {
+    format!(
+        "SELECT {EVENT_COLUMNS}, {} FROM {{table}} INDEXED BY {{table}}_dead WHERE {FILTER} ORDER BY seq LIMIT ?4",
+        row_columns()
+    )
+}
+
+/// Binds: the filter.
+pub(super) fn count() -> String {
+    format!("SELECT count(*) FROM {{table}} INDEXED BY {{table}}_dead WHERE {FILTER}")
+}
+
+/// Binds: the filter, the row behind which to begin, the limit.
+pub(super) fn replay() -> String {
+    format!(
+        "UPDATE {{table}} SET status = 0, attempts = 0, available_at = {{now}}, done_at = NULL, last_error = NULL,
+             locked_by = NULL, locked_at = NULL, lease_losses = 0, parked = 0
+         WHERE seq IN (SELECT seq FROM {{table}} INDEXED BY {{table}}_dead
+                       WHERE {FILTER} AND seq > ?4 ORDER BY seq LIMIT ?5)
+         RETURNING seq"
+    )
+}
+
+/// Binds: the event id.
+const FIND_DEAD: &str = "SELECT seq FROM {table} WHERE event_id = ? AND status = 3";
+
+/// Binds: the rows.
+pub(super) const DELETE: &str = "DELETE FROM {table} WHERE seq IN (SELECT value FROM json_each(?))";
+
+/// Old rows in the order of their numbers. Binds: the age in milliseconds, the limit.
+///
+/// The first young row ends the search, because no row behind it can have been finished long ago: without an index of
+/// its own, a purge reads what it deletes and little more.
+pub(super) fn old(purge: Purge) -> String {
+    const CUTOFF: &str = "{now_ms} - ?1";
+    let created_at = millis_of("created_at");
+    let ended_at = format!("coalesce({}, {created_at}, 0)", millis_of("done_at"));
+    let old = match purge {
+        Purge::Dead => {
+            return format!(
+                "SELECT seq FROM {{table}} INDEXED BY {{table}}_dead
+                 WHERE status = 3 AND {ended_at} < {CUTOFF} ORDER BY seq LIMIT ?2"
+            );
+        }
+        Purge::Done => format!("status = 1 AND {ended_at} < {CUTOFF}"),
+        Purge::Everything => format!("coalesce({created_at}, 0) < {CUTOFF}"),
+    };
+    format!(
+        "WITH met (seq, is_young) AS MATERIALIZED (
+             SELECT seq, coalesce({created_at}, 0) >= {CUTOFF} AS is_young FROM {{table}}
+             WHERE ({old}) OR is_young ORDER BY seq LIMIT ?2
+         )
+         SELECT seq FROM met WHERE NOT is_young
+           AND seq < coalesce((SELECT min(seq) FROM met WHERE is_young), 9223372036854775807)"
+    )
+}
+
+pub(super) const OLDEST_DUE: &str = "SELECT {now_ms} - due FROM {table} INDEXED BY {table}_pending
+     WHERE status IN (0, 2) AND due <= {now_ms} ORDER BY due, seq LIMIT 1";
+
+impl OutboxStore {
+    pub(super) async fn find_row(&self, event_id: &str) -> Result<Option<OutboxRow>, sqlx::Error> {
+        let find = sqlx::query(self.sql(&find())).bind(event_id);
+        let found = find.fetch_optional(self.0.database.operators()).await?;
+        found.map(|found| row(&found)).transpose()
+    }
+
+    pub(super) async fn list_dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<OutboxRow>, sqlx::Error> {
+        let list = sqlx::query(self.sql(&dead())).bind(&filter.event_id).bind(&filter.event_type);
+        let list = list.bind(&filter.aggregate_type).bind(number(limit));
+        let rows = list.fetch_all(self.0.database.operators()).await?;
+        rows.iter().map(row).collect()
+    }
+
+    pub(super) async fn count_dead_rows(&self, filter: &DeadFilter) -> Result<u64, sqlx::Error> {
+        let count = sqlx::query(self.sql(&count())).bind(&filter.event_id).bind(&filter.event_type);
+        let row = count.bind(&filter.aggregate_type).fetch_one(self.0.database.operators()).await?;
+        Ok(row.try_get::<i64, _>(0)?.max(0) as u64)
+    }
+
+    pub(super) async fn replay_dead(
+        &self,
+        filter: &DeadFilter,
+        behind: i64,
+        limit: usize,
+    ) -> Result<(u64, i64), StoreError> {
+        let (store, filter) = (self.clone(), filter.clone());
+        let write = self.0.database.write("replay dead events of the outbox", move |connection| {
+            let DeadFilter { event_id, event_type, aggregate_type } = filter.clone();
+            let replay = sqlx::query(store.sql(&replay())).bind(event_id).bind(event_type).bind(aggregate_type);
+            let replay = replay.bind(behind).bind(number(limit));
+            Box::pin(async move {
+                let rows = replay.fetch_all(connection).await?;
+                let mut last = behind;
+                for row in &rows {
+                    last = last.max(row.try_get(0)?);
+                }
+                Ok((rows.len() as u64, last))
+            })
+        });
+        write.await
+    }
+
+    pub(super) async fn discard_dead(&self, event_id: &str) -> Result<bool, StoreError> {
+        let (store, event_id) = (self.clone(), event_id.to_owned());
+        let write = self.0.database.write("discard a dead event of the outbox", move |connection| {
+            let (store, event_id) = (store.clone(), event_id.clone());
+            Box::pin(async move {
+                let find = sqlx::query_scalar(store.sql(FIND_DEAD)).bind(event_id);
+                let found: Vec<i64> = find.fetch_all(&mut *connection).await?;
+                store.delete(connection, &found).await?;
+                Ok(!found.is_empty())
+            })
+        });
+        write.await
+    }
+
+    pub(super) async fn purge_rows(&self, which: Purge, age: Duration, limit: usize) -> Result<u64, StoreError> {
+        let store = self.clone();
+        let write = self.0.database.write("purge the outbox", move |connection| {
+            let store = store.clone();
+            Box::pin(async move {
+                let old = sqlx::query_scalar(store.sql(&old(which))).bind(millis(age)).bind(number(limit));
+                let old: Vec<i64> = old.fetch_all(&mut *connection).await?;
+                store.delete(connection, &old).await?;
+                Ok(old.len() as u64)
+            })
+        });
+        write.await
+    }
+
+    /// What waited behind these rows does not wait for them any more.
+    async fn delete(&self, connection: &mut SqliteConnection, rows: &[i64]) -> Result<(), sqlx::Error> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        self.unpark(connection, rows).await?;
+        sqlx::query(self.sql(DELETE)).bind(json(rows)?).execute(connection).await.map(|_| ())
+    }
+
+    pub(super) async fn age_of_oldest_due(&self) -> Result<Option<Duration>, sqlx::Error> {
+        let row = sqlx::query(self.sql(OLDEST_DUE)).fetch_optional(self.0.database.operators()).await?;
+        row.map(|row| row.try_get(0).map(span)).transpose()
+    }
+}
+
+fn number(limit: usize) -> i64 {
+    i64::try_from(limit).unwrap_or(i64::MAX)
+}

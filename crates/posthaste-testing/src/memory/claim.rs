@@ -1,0 +1,193 @@
+use std::collections::{BTreeSet, HashSet};
+use std::ops::Bound;
+
+use posthaste_core::Event;
+use posthaste_core::outbox::{
+    DeadHead, MAX_CLAIM_BYTES, Met, Mode, OutboxStatus, Pending, Position, Taken, Wanted, choose_runs,
+};
+
+use super::table::{MemoryTable, Row};
+use super::{date, in_micros};
+
+/// How many lost leases make a row dead.
+const MOST_LOSSES: u32 = 3;
+
+/// One claim's look at a table.
+pub(super) struct Look<'a> {
+    mode: Mode,
+    wanted: &'a Wanted<'a>,
+    left_out: HashSet<i64>,
+    now: i64,
+}
+
+impl<'a> Look<'a> {
+    pub(super) fn new(mode: Mode, wanted: &'a Wanted<'a>, now: i64) -> Self {
+        Self { mode, wanted, left_out: wanted.left_out.iter().copied().collect(), now }
+    }
+
+    /// Whether this claim could take it once it is due.
+    fn may_have(&self, row: &Row) -> bool {
+        let is_leased = row.locked_by.is_some() && self.now < row.locked_at + in_micros(self.wanted.lease);
+        row.is_pending()
+            && !is_leased
+            && self.wanted.event_type.is_none_or(|event_type| event_type == row.event.event_type())
+            && (self.wanted.suspects || !self.is_suspect(row))
+            && !self.left_out.contains(&row.seq)
+    }
+
+    fn is_due(&self, row: &Row) -> bool {
+        row.available_at <= self.now && row.created_at <= self.now - in_micros(self.wanted.skip_recent)
+    }
+
+    /// Of a row that is not leased now: whether it lost a lease.
+    fn is_suspect(&self, row: &Row) -> bool {
+        self.mode.leases_rows() && (row.locked_by.is_some() || row.lease_losses > 0)
+    }
+
+    /// The rows of a key that are not finished.
+    fn unfinished<'t>(&self, table: &'t MemoryTable, of_key: &'t BTreeSet<i64>) -> impl Iterator<Item = &'t Row> {
+        let skips_dead = self.mode == Mode::Ordered(DeadHead::Skip);
+        let rows = of_key.iter().filter_map(|seq| table.row(*seq));
+        rows.filter(move |row| !skips_dead || row.status != OutboxStatus::Dead)
+    }
+}
+
+/// Which rows a claim takes, in this order.
+#[derive(Default)]
+struct Choice {
+    taken: Vec<i64>,
+    more: bool,
+    last: Option<Position>,
+}
+
+impl MemoryTable {
+    pub(super) fn take(&mut self, look: &Look<'_>) -> Taken {
+        let Choice { taken, more, last } = match look.mode {
+            Mode::Ordered(_) => self.choose_by_key(look),
+            _ => self.choose(look),
+        };
+        let rows = taken.into_iter().filter_map(|seq| self.hand_out(seq, look)).collect();
+        Taken { rows, more, last }
+    }
+
+    fn choose(&self, look: &Look<'_>) -> Choice {
+        let mut choice = Choice::default();
+        let mut weight = 0;
+        let behind = look.wanted.behind.map_or(Bound::Unbounded, Bound::Excluded);
+        for position in self.pending.range((behind, Bound::Unbounded)).take_while(|at| at.due <= look.now) {
+            let Some(row) = self.row(position.seq).filter(|row| look.may_have(row) && look.is_due(row)) else {
+                continue;
+            };
+            let is_first = choice.taken.is_empty();
+            if look.is_suspect(row) && !is_first {
+                continue;
+            }
+            choice.more = weight >= MAX_CLAIM_BYTES;
+            if choice.more || choice.taken.len() >= look.wanted.limit {
+                break;
+            }
+            weight += row.event.weight();
+            choice.taken.push(row.seq);
+            choice.last = Some(*position);
+            if look.is_suspect(row) {
+                break;
+            }
+        }
+        choice
+    }
+
+    fn choose_by_key(&self, look: &Look<'_>) -> Choice {
+        let mut met = self.meet(look);
+        let is_cut = met.len() > look.wanted.limit;
+        met.truncate(look.wanted.limit);
+        let last = met.last().map(|row| row.position);
+        let taken = choose_runs(&met).taken;
+        let is_too_heavy = taken.len() < met.len() && !met.iter().any(|row| row.is_suspect);
+        Choice { taken, more: is_cut || is_too_heavy, last }
+    }
+
+    /// The rows that a claim by key may take, the rows of a key from its head on. What waits behind others is never met,
+    /// which is what parking comes to.
+    fn meet(&self, look: &Look<'_>) -> Vec<Met> {
+        let of_row = |row: &Row, position: Position, predecessor: Option<i64>| Met {
+            position,
+            key: row.key.clone(),
+            predecessor,
+            is_suspect: look.is_suspect(row),
+            bytes: row.event.weight(),
+        };
+        let mut met = Vec::new();
+        for row in self.pending.iter().take_while(|at| at.due <= look.now).filter_map(|at| self.row(at.seq)) {
+            if row.key.is_none() && look.may_have(row) && look.is_due(row) {
+                met.push(of_row(row, row.position(), None));
+            }
+        }
+        for of_key in self.by_key.values() {
+            let (mut due, mut predecessor) = (i64::MIN, None);
+            for row in look.unfinished(self, of_key).take_while(|row| look.may_have(row) && look.is_due(row)) {
+                // Who waits for another is not due before that one is.
+                due = due.max(row.available_at);
+                met.push(of_row(row, Position { due, seq: row.seq }, predecessor));
+                predecessor = Some(row.seq);
+            }
+        }
+        met.retain(|row| look.wanted.behind.is_none_or(|behind| row.position > behind));
+        met.sort_unstable_by_key(|row| row.position);
+        met
+    }
+
+    /// Leases a row where rows are leased, and reads it.
+    fn hand_out(&mut self, seq: i64, look: &Look<'_>) -> Option<Pending> {
+        let is_suspect = look.is_suspect(self.row(seq)?);
+        if look.mode.leases_rows() {
+            self.change(seq, |row| {
+                if row.locked_by.is_some() {
+                    row.lease_losses += 1;
+                }
+                match row.locked_by.is_some() && row.lease_losses >= MOST_LOSSES {
+                    true => {
+                        let losses = row.lease_losses;
+                        row.last_error =
+                            Some(format!("lease_lost: {losses} processes that claimed it did not settle it"));
+                        row.finish(OutboxStatus::Dead, look.now);
+                    }
+                    false => {
+                        row.locked_by = Some(look.wanted.lock.to_owned());
+                        row.locked_at = look.now;
+                    }
+                }
+            });
+        }
+        let row = self.row(seq)?;
+        Some(Pending {
+            position: row.position(),
+            created_at: date(row.created_at),
+            event: match row.is_readable {
+                true => Ok((row.attempts, Event::clone(&row.event))),
+                false => Err("headers are not a JSON object whose values are texts".to_owned()),
+            },
+            is_dead: row.status == OutboxStatus::Dead,
+            is_suspect,
+            key: row.key.clone().filter(|_| matches!(look.mode, Mode::Ordered(_))),
+        })
+    }
+
+    /// When the first row is due that a claim could take.
+    pub(super) fn next_due(&self, look: &Look<'_>) -> Option<i64> {
+        let is_ordered = matches!(look.mode, Mode::Ordered(_));
+        let in_order = self.pending.iter().filter_map(|at| self.row(at.seq));
+        let unordered = in_order.filter(|row| !is_ordered || row.key.is_none());
+        let first = unordered.filter(|row| look.may_have(row)).map(|row| row.available_at).next();
+        let head = |of_key: &BTreeSet<i64>| look.unfinished(self, of_key).next().map(|row| row.seq);
+        let heads = self.by_key.values().filter(|_| is_ordered).filter_map(head).filter_map(|seq| self.row(seq));
+        let first_head = heads.filter(|row| look.may_have(row)).map(|row| row.available_at).min();
+        first.into_iter().chain(first_head).min()
+    }
+
+    /// Event types with something due.
+    pub(super) fn pending_types(&self, now: i64) -> Vec<String> {
+        let due = self.pending.iter().take_while(|at| at.due <= now).filter_map(|at| self.row(at.seq));
+        let types: BTreeSet<&str> = due.map(|row| row.event.event_type()).collect();
+        types.into_iter().map(str::to_owned).collect()
+    }
+}

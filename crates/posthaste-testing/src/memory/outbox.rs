@@ -1,0 +1,167 @@
+use std::collections::HashSet;
+use std::sync::MutexGuard;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use posthaste_core::outbox::{Change, Mode, Owner, Reader, Registration, Store, TableName, Taken, Wanted};
+use posthaste_core::{Event, StoreError, Wakeup};
+
+use super::claim::Look;
+use super::{MemoryConnection, MemoryDatabase, MemoryTransaction, State, in_micros};
+
+/// An outbox table of a [`MemoryDatabase`], in any mode.
+#[derive(Clone)]
+pub struct MemoryOutbox {
+    pub(super) database: MemoryDatabase,
+    pub(super) table: TableName,
+    mode: Mode,
+}
+
+impl MemoryOutbox {
+    pub(super) fn new(database: MemoryDatabase, table: TableName, mode: Mode) -> Self {
+        Self { database, table, mode }
+    }
+
+    /// The database's state for one statement, and its time.
+    pub(super) fn statement(&self, doing: &str) -> Result<(MutexGuard<'_, State>, i64), StoreError> {
+        let now = self.database.now();
+        Ok((self.database.statement(&format!("{doing} {}", self.table))?, now))
+    }
+}
+
+#[async_trait]
+impl Store for MemoryOutbox {
+    type Connection = MemoryConnection;
+    type Transaction = MemoryTransaction;
+
+    fn table(&self) -> &TableName {
+        &self.table
+    }
+
+    fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    async fn register(&self, reader: Reader) -> Result<Registration, StoreError> {
+        let (mut state, _) = self.statement("register as a reader of")?;
+        let asked = || Registration { reader: reader.word().to_owned(), mode: self.mode.word().to_owned() };
+        Ok(state.table(&self.table).registration.get_or_insert_with(asked).clone())
+    }
+
+    async fn own(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
+        let (mut state, now) = self.statement("own")?;
+        Ok(state.table(&self.table).own(owner, in_micros(lease), now))
+    }
+
+    async fn disown(&self, owner: &str) -> Result<(), StoreError> {
+        let (mut state, _) = self.statement("give up")?;
+        state.table(&self.table).disown(owner);
+        Ok(())
+    }
+
+    async fn begin(&self) -> Result<MemoryTransaction, StoreError> {
+        self.database.begin().await
+    }
+
+    async fn commit(&self, transaction: MemoryTransaction) -> Result<(), StoreError> {
+        transaction.commit().await
+    }
+
+    async fn rollback(&self, transaction: MemoryTransaction) -> Result<(), StoreError> {
+        transaction.rollback().await
+    }
+
+    async fn insert(
+        &self,
+        connection: &mut MemoryConnection,
+        events: &[&Event],
+        lock: Option<&str>,
+    ) -> Result<Vec<i64>, StoreError> {
+        connection.insert(&self.database, &self.table, events, lock)
+    }
+
+    async fn take(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
+        let (mut state, now) = self.statement("claim from")?;
+        Ok(state.table(&self.table).take(&Look::new(self.mode, wanted, now)))
+    }
+
+    async fn next_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, StoreError> {
+        let (mut state, now) = self.statement("look what is due in")?;
+        let due = state.table(&self.table).next_due(&Look::new(self.mode, wanted, now));
+        Ok(due.map(|due| Duration::from_micros(due.saturating_sub(now).max(0) as u64)))
+    }
+
+    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<HashSet<i64>, StoreError> {
+        let (mut state, now) = self.statement("settle in")?;
+        let table = state.table(&self.table);
+        let locks = match self.mode.leases_rows() {
+            true => Some(fences),
+            false if table.fence().is_some_and(|fence| fences.contains(&fence)) => None,
+            false => return Ok(HashSet::new()),
+        };
+        let applied = changes.iter().filter(|change| table.record(change, locks, now));
+        Ok(applied.map(|change| change.seq).collect())
+    }
+
+    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        let (mut state, now) = self.statement("renew leases in")?;
+        let table = state.table(&self.table);
+        let mut renewed = HashSet::new();
+        for seq in rows {
+            if table.row(*seq).is_some_and(|row| row.is_pending() && row.is_locked_by(locks)) {
+                table.change(*seq, |row| row.locked_at = now);
+                renewed.insert(*seq);
+            }
+        }
+        Ok(renewed)
+    }
+
+    async fn release(&self, locks: &[String], rows: &[i64]) -> Result<(), StoreError> {
+        let (mut state, _) = self.statement("release in")?;
+        let table = state.table(&self.table);
+        for seq in rows {
+            if table.row(*seq).is_some_and(|row| row.is_locked_by(locks)) {
+                table.change(*seq, |row| row.locked_by = None);
+            }
+        }
+        Ok(())
+    }
+
+    async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
+        let (mut state, now) = self.statement("look for event types in")?;
+        Ok(state.table(&self.table).pending_types(now))
+    }
+
+    async fn notify(&self) -> Result<(), StoreError> {
+        let (mut state, _) = self.statement("tell others of")?;
+        state.table(&self.table).listeners.values().for_each(Wakeup::wake);
+        Ok(())
+    }
+
+    async fn listen(&self, wakeup: Wakeup) -> Result<(), StoreError> {
+        let _listening = Listening::start(self, wakeup)?;
+        std::future::pending().await
+    }
+}
+
+/// Ends with the future that listens.
+struct Listening<'a> {
+    outbox: &'a MemoryOutbox,
+    number: u64,
+}
+
+impl<'a> Listening<'a> {
+    fn start(outbox: &'a MemoryOutbox, wakeup: Wakeup) -> Result<Self, StoreError> {
+        let (mut state, _) = outbox.statement("listen for hints of")?;
+        let table = state.table(&outbox.table);
+        table.last_listener += 1;
+        table.listeners.insert(table.last_listener, wakeup);
+        Ok(Self { outbox, number: table.last_listener })
+    }
+}
+
+impl Drop for Listening<'_> {
+    fn drop(&mut self) {
+        self.outbox.database.lock().table(&self.outbox.table).listeners.remove(&self.number);
+    }
+}

@@ -1,0 +1,225 @@
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use posthaste_core::outbox::{Change, Mode, OutboxRow, OutboxStatus, Owner, Position, Registration};
+use posthaste_core::{Delay, Event, Wakeup};
+
+use super::{date, in_micros};
+
+/// One outbox table. All times are microseconds of the database's clock.
+#[derive(Default)]
+pub(crate) struct MemoryTable {
+    rows: BTreeMap<i64, Row>,
+    /// Pending rows in the order of delivery.
+    pub(super) pending: BTreeSet<Position>,
+    /// By key: rows that are pending or DEAD, in the order of insertion.
+    pub(super) by_key: BTreeMap<Arc<str>, BTreeSet<i64>>,
+    by_id: HashMap<String, i64>,
+    last_seq: i64,
+    pub(super) registration: Option<Registration>,
+    owner: Option<String>,
+    generation: i64,
+    owned_until: i64,
+    /// Who is to be woken by a notification, by the number of its listener.
+    pub(super) listeners: BTreeMap<u64, Wakeup>,
+    pub(super) last_listener: u64,
+}
+
+/// One event in it.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    pub(crate) seq: i64,
+    pub(crate) event: Arc<Event>,
+    /// What it is about; `None` is unordered.
+    pub(crate) key: Option<Arc<str>>,
+    pub(crate) status: OutboxStatus,
+    pub(super) attempts: u32,
+    pub(super) available_at: i64,
+    pub(super) created_at: i64,
+    pub(super) done_at: Option<i64>,
+    pub(super) last_error: Option<String>,
+    pub(crate) locked_by: Option<String>,
+    pub(crate) locked_at: i64,
+    pub(super) lease_losses: u32,
+    /// Whether it can be read as an event.
+    pub(super) is_readable: bool,
+}
+
+impl Row {
+    pub(super) fn new(seq: i64, event: &Event, lock: Option<&str>, now: i64) -> Self {
+        // A character that no sane name has keeps ("a:b", "c") and ("a", "b:c") apart.
+        let key = event.aggregate_id().map(|id| Arc::from(format!("{}\u{1f}{id}", event.aggregate_type())));
+        let available_at = match event.delay() {
+            Delay::None => now,
+            Delay::Until(at) => at.timestamp_micros(),
+            Delay::For(wait) => now + in_micros(wait),
+        };
+        Self {
+            seq,
+            event: Arc::new(event.clone()),
+            key,
+            status: OutboxStatus::New,
+            attempts: 0,
+            available_at,
+            created_at: now,
+            done_at: None,
+            last_error: None,
+            locked_by: lock.map(str::to_owned),
+            locked_at: now,
+            lease_losses: 0,
+            is_readable: true,
+        }
+    }
+
+    pub(crate) fn is_pending(&self) -> bool {
+        matches!(self.status, OutboxStatus::New | OutboxStatus::Retry)
+    }
+
+    pub(super) fn position(&self) -> Position {
+        Position { due: self.available_at, seq: self.seq }
+    }
+
+    pub(super) fn is_locked_by(&self, locks: &[String]) -> bool {
+        self.locked_by.as_ref().is_some_and(|lock| locks.contains(lock))
+    }
+
+    pub(super) fn finish(&mut self, status: OutboxStatus, now: i64) {
+        self.status = status;
+        self.done_at = Some(now);
+        self.locked_by = None;
+    }
+
+    pub(super) fn as_seen(&self) -> OutboxRow {
+        OutboxRow {
+            seq: self.seq,
+            event_id: self.event.id().to_owned(),
+            event: self.is_readable.then(|| Event::clone(&self.event)),
+            status: self.status,
+            attempts: self.attempts,
+            available_at: date(self.available_at),
+            created_at: date(self.created_at),
+            done_at: self.done_at.map(date),
+            last_error: self.last_error.clone(),
+            locked_by: self.locked_by.clone(),
+            locked_at: self.locked_by.as_ref().map(|_| date(self.locked_at)),
+            lease_losses: self.lease_losses,
+        }
+    }
+
+    fn apply(&mut self, change: &Change, now: i64) {
+        self.attempts = change.attempts.unwrap_or(self.attempts);
+        if let Some(wait) = change.wait {
+            self.available_at = now + in_micros(wait);
+        }
+        if change.error.is_some() {
+            self.last_error.clone_from(&change.error);
+        }
+        match change.status {
+            OutboxStatus::Done | OutboxStatus::Dead => self.finish(change.status, now),
+            pending => {
+                self.status = pending;
+                self.lease_losses = 0;
+                self.locked_by = None;
+            }
+        }
+    }
+}
+
+impl MemoryTable {
+    pub(crate) fn rows(&self) -> impl Iterator<Item = &Row> {
+        self.rows.values()
+    }
+
+    pub(crate) fn row(&self, seq: i64) -> Option<&Row> {
+        self.rows.get(&seq)
+    }
+
+    pub(crate) fn row_of(&self, event_id: &str) -> Option<&Row> {
+        self.rows.get(self.by_id.get(event_id)?)
+    }
+
+    /// Numbers are given out at the insert and not at the commit, so that later ones may appear first, as in a database.
+    pub(super) fn next_seq(&mut self) -> i64 {
+        self.last_seq += 1;
+        self.last_seq
+    }
+
+    pub(super) fn insert(&mut self, row: Row) {
+        if row.is_pending() {
+            self.pending.insert(row.position());
+        }
+        if row.status != OutboxStatus::Done
+            && let Some(key) = &row.key
+        {
+            self.by_key.entry(key.clone()).or_default().insert(row.seq);
+        }
+        self.by_id.insert(row.event.id().to_owned(), row.seq);
+        self.rows.insert(row.seq, row);
+    }
+
+    pub(super) fn remove(&mut self, seq: i64) -> Option<Row> {
+        let row = self.rows.remove(&seq)?;
+        self.pending.remove(&row.position());
+        if let Some(key) = &row.key
+            && let Some(of_key) = self.by_key.get_mut(key)
+        {
+            of_key.remove(&seq);
+            if of_key.is_empty() {
+                self.by_key.remove(key);
+            }
+        }
+        self.by_id.remove(row.event.id());
+        Some(row)
+    }
+
+    pub(super) fn change(&mut self, seq: i64, change: impl FnOnce(&mut Row)) {
+        if let Some(mut row) = self.remove(seq) {
+            change(&mut row);
+            self.insert(row);
+        }
+    }
+
+    /// Carries out a change unless the row is finished or its lock, where one is asked for, is none of these.
+    pub(super) fn record(&mut self, change: &Change, locks: Option<&[String]>, now: i64) -> bool {
+        let stands = |row: &Row| row.is_pending() && locks.is_none_or(|locks| row.is_locked_by(locks));
+        let applies = self.row(change.seq).is_some_and(stands);
+        if applies {
+            self.change(change.seq, |row| row.apply(change, now));
+        }
+        applies
+    }
+
+    pub(super) fn own(&mut self, owner: &str, lease: i64, now: i64) -> Owner {
+        let is_owner = self.owner.as_deref() == Some(owner);
+        if !is_owner && self.owner.is_some() && now < self.owned_until {
+            return Owner::Other { remaining: std::time::Duration::from_micros((self.owned_until - now) as u64) };
+        }
+        if !is_owner {
+            self.owner = Some(owner.to_owned());
+            self.generation += 1;
+        }
+        self.owned_until = now + lease;
+        Owner::Us { generation: self.generation }
+    }
+
+    pub(super) fn disown(&mut self, owner: &str) {
+        self.owner.take_if(|present| present == owner);
+    }
+
+    /// What a settlement in single-node mode must know.
+    pub(crate) fn fence(&self) -> Option<String> {
+        self.owner.as_ref().map(|owner| format!("{owner}:{}", self.generation))
+    }
+
+    /// Who owns it at this moment.
+    pub(crate) fn owner_at(&self, now: i64) -> Option<&str> {
+        self.owner.as_deref().filter(|_| now < self.owned_until)
+    }
+
+    /// The rows of its key before it that are not finished.
+    pub(crate) fn unfinished_before(&self, seq: i64, mode: Mode) -> Vec<i64> {
+        let Some(of_key) = self.row(seq).and_then(|row| self.by_key.get(row.key.as_ref()?)) else { return Vec::new() };
+        let blocks = |row: &Row| row.is_pending() || mode == Mode::ORDERED;
+        of_key.range(..seq).copied().filter(|seq| self.row(*seq).is_some_and(blocks)).collect()
+    }
+}

@@ -1,0 +1,36 @@
+use std::time::Duration;
+
+use super::{MemoryDatabase, in_micros};
+
+/// What another program may do to a table.
+impl MemoryDatabase {
+    /// Lets the headers of a row be no JSON object, so that nobody can read it as an event.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such row.
+    pub fn break_headers(&self, table: &str, event_id: &str) {
+        self.change(table, event_id, |row| row.is_readable = false);
+    }
+
+    /// Lets a row have been written, finished and leased that much earlier.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such row.
+    pub fn age(&self, table: &str, event_id: &str, by: Duration) {
+        let by = in_micros(by);
+        self.change(table, event_id, |row| {
+            row.created_at -= by;
+            row.done_at = row.done_at.map(|done_at| done_at - by);
+            row.locked_at -= by;
+        });
+    }
+
+    fn change(&self, table: &str, event_id: &str, change: impl FnOnce(&mut super::table::Row)) {
+        let mut state = self.lock();
+        let rows = state.tables.get_mut(table).expect("a table of this name is open");
+        let seq = rows.row_of(event_id).expect("there is such a row").seq;
+        rows.change(seq, change);
+    }
+}

@@ -1,0 +1,58 @@
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use posthaste_core::Event;
+use posthaste_core::outbox::{HookError, WriterHook};
+
+/// A writer hook that remembers in which order it was called, and with what.
+///
+/// Clones share what was recorded, so a test keeps one and gives one to the outbox.
+#[derive(Clone, Default)]
+pub struct RecordingHook(Arc<Mutex<Vec<HookCall>>>);
+
+/// One call of a writer hook.
+#[derive(Clone, Debug, PartialEq)]
+pub enum HookCall {
+    /// These are about to be written.
+    BeforeWrite(Vec<Event>),
+    /// These are inserted.
+    AfterWrite(Vec<Event>),
+    /// The transaction of these has committed.
+    AfterCommit(Vec<Event>),
+    /// The transaction of these was rolled back, or nobody knows.
+    AfterRollback(Vec<Event>),
+}
+
+impl RecordingHook {
+    /// One that has recorded nothing.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Every call so far, in order.
+    pub fn calls(&self) -> Vec<HookCall> {
+        self.lock().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<HookCall>> {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl WriterHook for RecordingHook {
+    fn before_write(&self, events: Vec<Event>) -> Result<Vec<Event>, HookError> {
+        self.lock().push(HookCall::BeforeWrite(events.clone()));
+        Ok(events)
+    }
+
+    fn after_write(&self, events: &[Event]) {
+        self.lock().push(HookCall::AfterWrite(events.to_vec()));
+    }
+
+    fn after_commit(&self, events: &[Event]) {
+        self.lock().push(HookCall::AfterCommit(events.to_vec()));
+    }
+
+    fn after_rollback(&self, events: &[Event]) {
+        self.lock().push(HookCall::AfterRollback(events.to_vec()));
+    }
+}

@@ -1,0 +1,331 @@
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use posthaste_core::outbox::{
+    Change, DeadFilter, InTransaction, Mode, Notes, OpenError, OutboxRow, OutboxStatus, Owner, Pending, Pool, Purge,
+    Reader, Registration, Store, TableName, Taken, Upkeep, Wanted,
+};
+use posthaste_core::{Event, FaultKind, StoreError, Wakeup};
+use tokio::time::sleep;
+
+use super::world::{Fault, Life, World};
+use super::{Sabotage, TABLE};
+use crate::{MemoryConnection, MemoryOutbox, MemoryTransaction};
+
+/// The database, as a process with faults reaches it.
+pub(super) struct FaultyDatabase {
+    pub(super) world: World,
+    pub(super) life: Arc<Life>,
+}
+
+/// Its outbox table.
+pub(super) struct FaultyStore {
+    world: World,
+    life: Arc<Life>,
+    store: MemoryOutbox,
+}
+
+#[async_trait]
+impl Pool<FaultyStore> for FaultyDatabase {
+    async fn open(&self, table: TableName, mode: Mode) -> Result<FaultyStore, OpenError> {
+        let store = self.world.database.open(table, mode).await?;
+        Ok(FaultyStore { world: self.world.clone(), life: self.life.clone(), store })
+    }
+}
+
+impl InTransaction<FaultyStore> for MemoryTransaction {
+    fn parts(&mut self) -> (&mut MemoryConnection, Option<&mut Notes<FaultyStore>>) {
+        (&mut **self, None)
+    }
+}
+
+fn cut_off(kind: FaultKind) -> StoreError {
+    StoreError::new("reach the database", kind, "simulated")
+}
+
+/// What may happen on the way to the database.
+async fn on_the_way(world: &World, life: &Life) -> Result<Fault, StoreError> {
+    let fault = world.fault();
+    life.suffer(fault).await;
+    if let Some(latency) = world.latency() {
+        sleep(latency).await;
+        life.step().await;
+    }
+    match fault {
+        Fault::Refuse => Err(cut_off(FaultKind::Passing)),
+        fault => Ok(fault),
+    }
+}
+
+/// What may happen on the way back.
+async fn on_the_way_back(world: &World, life: &Life, before: Fault) -> Result<(), StoreError> {
+    life.suffer(world.fault()).await;
+    match before {
+        Fault::LoseAnswer => Err(cut_off(FaultKind::OutcomeUnknown)),
+        _ => Ok(()),
+    }
+}
+
+/// The commit of a process with faults.
+pub(super) async fn commit(world: &World, life: &Life, transaction: MemoryTransaction) -> Result<(), StoreError> {
+    let fault = on_the_way(world, life).await?;
+    // The connection may be lost before the database has heard of it.
+    if fault == Fault::LoseAnswer && world.draw() < 0.5 {
+        return Err(cut_off(FaultKind::OutcomeUnknown));
+    }
+    let rows: Vec<i64> = transaction.staged().map(|row| row.seq).collect();
+    transaction.commit().await?;
+    world.trace(life.node, || format!("commit {rows:?}"));
+    world.ledger(|ledger| rows.into_iter().for_each(|seq| ledger.committed(seq)));
+    if let Some(latency) = world.latency() {
+        sleep(latency).await;
+    }
+    on_the_way_back(world, life, fault).await
+}
+
+impl FaultyStore {
+    async fn before(&self) -> Result<Fault, StoreError> {
+        on_the_way(&self.world, &self.life).await
+    }
+
+    async fn after(&self, before: Fault) -> Result<(), StoreError> {
+        on_the_way_back(&self.world, &self.life, before).await
+    }
+
+    fn trace(&self, step: impl FnOnce() -> String) {
+        self.world.trace(self.life.node, step);
+    }
+
+    /// What is claimed goes into the ledger at once, whether or not the answer arrives.
+    fn note_claims(&self, wanted: &Wanted<'_>, taken: &Taken) {
+        let mode = self.world.mode;
+        for row in &taken.rows {
+            let seq = row.position.seq;
+            let before = self.world.database.look(TABLE, |table| table.unfinished_before(seq, mode));
+            self.world.ledger(|ledger| match row.is_dead {
+                true => ledger.given_up(seq),
+                false => ledger.claimed(seq, wanted.lock, before.unwrap_or_default()),
+            });
+        }
+    }
+
+    async fn sabotage(&self, wanted: &Wanted<'_>, taken: &mut Taken) -> Result<(), StoreError> {
+        let has_live = taken.rows.first().is_some_and(|row| !row.is_dead);
+        if has_live && self.world.mode.leases_rows() && self.world.sabotage_now(Sabotage::ClaimOneTwice) {
+            let again = copy(&taken.rows[0]);
+            taken.rows.push(again);
+        }
+        if has_live && self.world.sabotage_now(Sabotage::LoseOne) {
+            let lost = taken.rows.remove(0).position.seq;
+            let change = Change { seq: lost, status: OutboxStatus::Done, attempts: None, wait: None, error: None };
+            let fence = match self.world.mode.leases_rows() {
+                true => Some(wanted.lock.to_owned()),
+                false => self.world.database.look(TABLE, |table| table.fence()).flatten(),
+            };
+            let fences: Vec<String> = fence.into_iter().collect();
+            self.store.record(&fences, std::slice::from_ref(&change)).await?;
+            self.world.ledger(|ledger| ledger.settled(self.world.mode, &fences, &change));
+        }
+        if self.world.sabotage == Sabotage::ForgetOrder {
+            taken.rows.iter_mut().for_each(|row| row.key = None);
+        }
+        Ok(())
+    }
+
+    /// The fences that would stand.
+    fn forged(&self, changes: &[Change]) -> Vec<String> {
+        let forged = self.world.database.look(TABLE, |table| match self.world.mode.leases_rows() {
+            true => changes.iter().filter_map(|change| table.row(change.seq)?.locked_by.clone()).collect(),
+            false => table.fence().into_iter().collect(),
+        });
+        forged.unwrap_or_default()
+    }
+}
+
+fn copy(row: &Pending) -> Pending {
+    Pending {
+        position: row.position,
+        created_at: row.created_at,
+        event: row.event.clone(),
+        is_dead: row.is_dead,
+        is_suspect: row.is_suspect,
+        key: row.key.clone(),
+    }
+}
+
+#[async_trait]
+impl Store for FaultyStore {
+    type Connection = MemoryConnection;
+    type Transaction = MemoryTransaction;
+
+    fn table(&self) -> &TableName {
+        self.store.table()
+    }
+
+    fn mode(&self) -> Mode {
+        self.store.mode()
+    }
+
+    async fn register(&self, reader: Reader) -> Result<Registration, StoreError> {
+        self.store.register(reader).await
+    }
+
+    async fn own(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
+        let fault = self.before().await?;
+        let mut owned = self.store.own(owner, lease).await?;
+        self.trace(|| format!("own {owner}: {owned:?}"));
+        match owned {
+            Owner::Us { generation } => self.world.ledger(|ledger| ledger.owned(self.life.node, owner, generation)),
+            Owner::Other { .. } if self.world.sabotage == Sabotage::IgnoreFence => owned = Owner::Us { generation: 1 },
+            Owner::Other { .. } => {}
+        }
+        self.after(fault).await?;
+        Ok(owned)
+    }
+
+    async fn disown(&self, owner: &str) -> Result<(), StoreError> {
+        let fault = self.before().await?;
+        self.store.disown(owner).await?;
+        self.after(fault).await
+    }
+
+    async fn begin(&self) -> Result<MemoryTransaction, StoreError> {
+        let fault = self.before().await?;
+        let transaction = self.store.begin().await?;
+        self.after(fault).await?;
+        Ok(transaction)
+    }
+
+    async fn commit(&self, transaction: MemoryTransaction) -> Result<(), StoreError> {
+        commit(&self.world, &self.life, transaction).await
+    }
+
+    async fn rollback(&self, transaction: MemoryTransaction) -> Result<(), StoreError> {
+        let fault = self.before().await?;
+        match self.world.sabotage == Sabotage::CommitRollbacks {
+            true => self.store.commit(transaction).await?,
+            false => self.store.rollback(transaction).await?,
+        }
+        self.after(fault).await
+    }
+
+    async fn insert(
+        &self,
+        connection: &mut MemoryConnection,
+        events: &[&Event],
+        lock: Option<&str>,
+    ) -> Result<Vec<i64>, StoreError> {
+        let fault = self.before().await?;
+        let rows = self.store.insert(connection, events, lock).await?;
+        self.trace(|| format!("insert {rows:?} with {lock:?}"));
+        self.world.ledger(|ledger| {
+            for (seq, event) in rows.iter().zip(events) {
+                ledger.inserted(*seq, event.id(), event.aggregate_id(), lock);
+            }
+            lock.into_iter().for_each(|lock| ledger.locks_with(self.life.node, lock));
+        });
+        self.after(fault).await?;
+        Ok(rows)
+    }
+
+    async fn take(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
+        let fault = self.before().await?;
+        let mut taken = self.store.take(wanted).await?;
+        self.world.ledger(|ledger| ledger.locks_with(self.life.node, wanted.lock));
+        self.note_claims(wanted, &taken);
+        self.trace(|| {
+            let rows: Vec<_> = taken.rows.iter().map(|row| (row.position.seq, row.is_suspect)).collect();
+            format!("take {} but {:?}: {rows:?} more: {}", wanted.lock, wanted.left_out, taken.more)
+        });
+        self.after(fault).await?;
+        self.sabotage(wanted, &mut taken).await?;
+        Ok(taken)
+    }
+
+    async fn next_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, StoreError> {
+        let fault = self.before().await?;
+        let due = self.store.next_due(wanted).await?;
+        self.after(fault).await?;
+        Ok(due)
+    }
+
+    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<HashSet<i64>, StoreError> {
+        let fault = self.before().await?;
+        let recorded = match self.world.sabotage {
+            Sabotage::IgnoreFence => self.store.record(&self.forged(changes), changes).await?,
+            _ => self.store.record(fences, changes).await?,
+        };
+        self.trace(|| format!("record {fences:?} {changes:?}: {recorded:?}"));
+        for change in changes.iter().filter(|change| recorded.contains(&change.seq)) {
+            self.world.ledger(|ledger| ledger.settled(self.world.mode, fences, change));
+        }
+        self.after(fault).await?;
+        Ok(recorded)
+    }
+
+    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        let fault = self.before().await?;
+        let renewed = self.store.renew(locks, rows).await?;
+        self.trace(|| format!("renew {locks:?} {rows:?}: {renewed:?}"));
+        self.after(fault).await?;
+        Ok(renewed)
+    }
+
+    async fn release(&self, locks: &[String], rows: &[i64]) -> Result<(), StoreError> {
+        let fault = self.before().await?;
+        self.store.release(locks, rows).await?;
+        self.trace(|| format!("release {locks:?} {rows:?}"));
+        self.after(fault).await
+    }
+
+    async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
+        self.store.pending_types().await
+    }
+
+    async fn notify(&self) -> Result<(), StoreError> {
+        let fault = self.before().await?;
+        self.store.notify().await?;
+        self.after(fault).await
+    }
+
+    async fn listen(&self, wakeup: Wakeup) -> Result<(), StoreError> {
+        self.before().await?;
+        self.store.listen(wakeup).await
+    }
+}
+
+#[async_trait]
+impl Upkeep for FaultyStore {
+    async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
+        self.store.find(event_id).await
+    }
+
+    async fn dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<OutboxRow>, StoreError> {
+        self.store.dead(filter, limit).await
+    }
+
+    async fn count_dead(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
+        self.store.count_dead(filter).await
+    }
+
+    async fn replay(&self, filter: &DeadFilter, behind: i64, limit: usize) -> Result<(u64, i64), StoreError> {
+        self.store.replay(filter, behind, limit).await
+    }
+
+    async fn discard(&self, event_id: &str) -> Result<bool, StoreError> {
+        self.store.discard(event_id).await
+    }
+
+    async fn purge(&self, purge: Purge, older_than: Duration, limit: usize) -> Result<u64, StoreError> {
+        let fault = self.before().await?;
+        let purged = self.store.purge(purge, older_than, limit).await?;
+        self.after(fault).await?;
+        Ok(purged)
+    }
+
+    async fn oldest_due(&self) -> Result<Option<Duration>, StoreError> {
+        self.store.oldest_due().await
+    }
+}
