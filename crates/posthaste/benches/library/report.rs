@@ -1,0 +1,75 @@
+use serde_json::{Value, json};
+
+/// The figures of one run.
+pub struct Report {
+    wanted: Vec<String>,
+    figures: Vec<Value>,
+}
+
+/// What a figure should be.
+pub enum Aim {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+impl Report {
+    pub fn new(wanted: Vec<String>) -> Self {
+        Self { wanted, figures: Vec::new() }
+    }
+
+    /// Whether a figure is to be measured: all but the `large` ones, or those whose names begin as asked for.
+    pub fn wants(&self, name: &str) -> bool {
+        match self.wanted.is_empty() {
+            true => !name.starts_with("large"),
+            false => self.wanted.iter().any(|wanted| name.starts_with(wanted.as_str())),
+        }
+    }
+
+    pub fn saying(&self, what: &str) {
+        eprintln!("measuring {what} …");
+    }
+
+    /// A figure that stands for itself.
+    pub fn figure(&mut self, name: &str, value: f64, unit: &str, aim: Option<Aim>) {
+        let reached = aim.as_ref().map(|aim| is_reached(value, aim));
+        self.figures
+            .push(json!({ "name": name, "value": value, "unit": unit, "aim": spelt(&aim), "reached": reached }));
+        eprintln!("{name:<62} {value:>12.1} {unit:<10} {}", verdict(&aim, reached));
+    }
+
+    /// A figure whose ratio to what plain SQL reaches is what counts.
+    pub fn ratio(&mut self, name: &str, ours: f64, raw: f64, unit: &str, aim: Option<Aim>) {
+        let ratio = ours / raw;
+        let reached = aim.as_ref().map(|aim| is_reached(ratio, aim));
+        self.figures.push(json!({
+            "name": name, "value": ours, "raw": raw, "ratio": ratio, "unit": unit, "aim": spelt(&aim), "reached": reached,
+        }));
+        eprintln!("{name:<62} {ours:>12.1} {unit:<10} raw {raw:>10.1} ratio {ratio:.2} {}", verdict(&aim, reached));
+    }
+
+    pub fn print(&self) {
+        println!("{}", json!({ "version": env!("CARGO_PKG_VERSION"), "figures": self.figures }));
+    }
+}
+
+fn is_reached(value: f64, aim: &Aim) -> bool {
+    match aim {
+        Aim::AtLeast(least) => value >= *least,
+        Aim::AtMost(most) => value <= *most,
+    }
+}
+
+fn spelt(aim: &Option<Aim>) -> Option<String> {
+    aim.as_ref().map(|aim| match aim {
+        Aim::AtLeast(least) => format!("at least {least}"),
+        Aim::AtMost(most) => format!("at most {most}"),
+    })
+}
+
+fn verdict(aim: &Option<Aim>, reached: Option<bool>) -> String {
+    match (spelt(aim), reached) {
+        (Some(aim), Some(true)) => format!("({aim}: reached)"),
+        (Some(aim), _) => format!("({aim}: MISSED)"),
+        _ => String::new(),
+    }
+}

@@ -1,0 +1,83 @@
+use async_trait::async_trait;
+use posthaste::mysql::OutboxStore;
+use posthaste_testing::servers;
+use sqlx::mysql::MySqlPoolOptions;
+use sqlx::{AssertSqlSafe, MySqlConnection, MySqlPool, Transaction};
+
+use super::{Database, Harness, Tamper};
+
+pub struct MySql {
+    url: String,
+    outsider: MySqlPool,
+}
+
+#[async_trait]
+impl Harness for MySql {
+    type Store = OutboxStore;
+    type Pool = MySqlPool;
+    type Plain = Transaction<'static, sqlx::MySql>;
+
+    async fn start() -> Self {
+        let url = servers::mariadb().await;
+        let outsider = MySqlPoolOptions::new().max_connections(1).connect(&url).await.unwrap();
+        Self { url, outsider }
+    }
+
+    async fn pool(&self) -> MySqlPool {
+        MySqlPoolOptions::new().max_connections(5).connect(&self.url).await.unwrap()
+    }
+
+    async fn begin_plain(pool: &MySqlPool) -> Self::Plain {
+        pool.begin().await.unwrap()
+    }
+
+    async fn commit_plain(transaction: Self::Plain) {
+        transaction.commit().await.unwrap();
+    }
+
+    fn in_use(pool: &MySqlPool) -> usize {
+        (pool.size() as usize).saturating_sub(pool.num_idle())
+    }
+
+    async fn tamper(&self, tamper: Tamper<'_>) {
+        let tampered = match tamper {
+            Tamper::BreakHeaders { event_id } => {
+                sqlx::query("UPDATE outbox_event SET headers = 'no JSON' WHERE event_id = ?").bind(event_id)
+            }
+            Tamper::Age { event_id, by } => {
+                let by = by.as_micros() as i64;
+                sqlx::query(
+                    "UPDATE outbox_event SET created_at = created_at - INTERVAL ? MICROSECOND,
+                         done_at = done_at - INTERVAL ? MICROSECOND, locked_at = locked_at - INTERVAL ? MICROSECOND
+                     WHERE event_id = ?",
+                )
+                .bind(by)
+                .bind(by)
+                .bind(by)
+                .bind(event_id)
+            }
+        };
+        assert_eq!(tampered.execute(&self.outsider).await.unwrap().rows_affected(), 1);
+    }
+}
+
+#[async_trait]
+impl Database for MySql {
+    const BACKSLASH: &'static str = "\\\\";
+
+    async fn execute(&self, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.outsider).await.unwrap();
+    }
+
+    async fn text(&self, sql: &str) -> Option<String> {
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.outsider).await.unwrap()
+    }
+
+    async fn execute_on(connection: &mut MySqlConnection, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.unwrap();
+    }
+
+    fn numbers(count: u64) -> String {
+        format!("(SELECT seq AS n FROM seq_1_to_{count}) AS numbers")
+    }
+}

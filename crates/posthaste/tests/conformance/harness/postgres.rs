@@ -1,0 +1,77 @@
+use async_trait::async_trait;
+use posthaste::postgres::OutboxStore;
+use posthaste_testing::servers;
+use sqlx::postgres::PgPoolOptions;
+use sqlx::{AssertSqlSafe, PgConnection, PgPool, Transaction};
+
+use super::{Database, Harness, Tamper};
+
+pub struct Postgres {
+    pub url: String,
+    outsider: PgPool,
+}
+
+#[async_trait]
+impl Harness for Postgres {
+    type Store = OutboxStore;
+    type Pool = PgPool;
+    type Plain = Transaction<'static, sqlx::Postgres>;
+
+    async fn start() -> Self {
+        let url = servers::postgres().await;
+        let outsider = PgPoolOptions::new().max_connections(1).connect(&url).await.unwrap();
+        Self { url, outsider }
+    }
+
+    async fn pool(&self) -> PgPool {
+        PgPoolOptions::new().max_connections(5).connect(&self.url).await.unwrap()
+    }
+
+    async fn begin_plain(pool: &PgPool) -> Self::Plain {
+        pool.begin().await.unwrap()
+    }
+
+    async fn commit_plain(transaction: Self::Plain) {
+        transaction.commit().await.unwrap();
+    }
+
+    fn in_use(pool: &PgPool) -> usize {
+        (pool.size() as usize).saturating_sub(pool.num_idle())
+    }
+
+    async fn tamper(&self, tamper: Tamper<'_>) {
+        let tampered = match tamper {
+            Tamper::BreakHeaders { event_id } => {
+                sqlx::query("UPDATE outbox_event SET headers = 'no JSON' WHERE event_id = $1").bind(event_id)
+            }
+            Tamper::Age { event_id, by } => sqlx::query(
+                "UPDATE outbox_event SET created_at = created_at - $2 * interval '1 microsecond',
+                     done_at = done_at - $2 * interval '1 microsecond',
+                     locked_at = locked_at - $2 * interval '1 microsecond'
+                 WHERE event_id = $1",
+            )
+            .bind(event_id)
+            .bind(by.as_micros() as i64),
+        };
+        assert_eq!(tampered.execute(&self.outsider).await.unwrap().rows_affected(), 1);
+    }
+}
+
+#[async_trait]
+impl Database for Postgres {
+    async fn execute(&self, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.outsider).await.unwrap();
+    }
+
+    async fn text(&self, sql: &str) -> Option<String> {
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.outsider).await.unwrap()
+    }
+
+    async fn execute_on(connection: &mut PgConnection, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.unwrap();
+    }
+
+    fn numbers(count: u64) -> String {
+        format!("generate_series(1, {count}) AS numbers (n)")
+    }
+}

@@ -1,0 +1,87 @@
+use std::time::Duration;
+
+use async_trait::async_trait;
+use posthaste::sqlite::OutboxStore;
+use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
+use sqlx::{AssertSqlSafe, SqliteConnection, SqlitePool, Transaction};
+use tempfile::TempDir;
+
+use super::{Database, Harness, Tamper};
+
+pub struct Sqlite {
+    folder: TempDir,
+    outsider: SqlitePool,
+}
+
+fn options(folder: &TempDir) -> SqliteConnectOptions {
+    let options = SqliteConnectOptions::new().filename(folder.path().join("service.db"));
+    options.create_if_missing(true).busy_timeout(Duration::from_secs(20))
+}
+
+#[async_trait]
+impl Harness for Sqlite {
+    type Store = OutboxStore;
+    type Pool = SqlitePool;
+    type Plain = Transaction<'static, sqlx::Sqlite>;
+
+    async fn start() -> Self {
+        let folder = TempDir::new().unwrap();
+        let outsider = SqlitePoolOptions::new().max_connections(1).connect_with(options(&folder)).await.unwrap();
+        Self { folder, outsider }
+    }
+
+    async fn pool(&self) -> SqlitePool {
+        SqlitePoolOptions::new().max_connections(5).connect_with(options(&self.folder)).await.unwrap()
+    }
+
+    async fn begin_plain(pool: &SqlitePool) -> Self::Plain {
+        pool.begin().await.unwrap()
+    }
+
+    async fn commit_plain(transaction: Self::Plain) {
+        transaction.commit().await.unwrap();
+    }
+
+    fn in_use(pool: &SqlitePool) -> usize {
+        (pool.size() as usize).saturating_sub(pool.num_idle())
+    }
+
+    async fn tamper(&self, tamper: Tamper<'_>) {
+        let tampered = match tamper {
+            Tamper::BreakHeaders { event_id } => {
+                sqlx::query("UPDATE outbox_event SET headers = 'no JSON' WHERE event_id = ?").bind(event_id)
+            }
+            Tamper::Age { event_id, by } => sqlx::query(
+                "UPDATE outbox_event SET created_at = strftime('%Y-%m-%dT%H:%M:%fZ', created_at, ?2),
+                     done_at = strftime('%Y-%m-%dT%H:%M:%fZ', done_at, ?2),
+                     locked_at = strftime('%Y-%m-%dT%H:%M:%fZ', locked_at, ?2)
+                 WHERE event_id = ?1",
+            )
+            .bind(event_id)
+            .bind(format!("-{} seconds", by.as_secs_f64())),
+        };
+        assert_eq!(tampered.execute(&self.outsider).await.unwrap().rows_affected(), 1);
+    }
+}
+
+#[async_trait]
+impl Database for Sqlite {
+    async fn execute(&self, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.outsider).await.unwrap();
+    }
+
+    async fn text(&self, sql: &str) -> Option<String> {
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.outsider).await.unwrap()
+    }
+
+    async fn execute_on(connection: &mut SqliteConnection, sql: &str) {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.unwrap();
+    }
+
+    fn numbers(count: u64) -> String {
+        format!(
+            "(WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {count})
+              SELECT n FROM numbers)"
+        )
+    }
+}

@@ -1,0 +1,197 @@
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use posthaste::{DeadFilter, Event, FaultKind, Mode, OpenError, OutboxRow, Pool, StoreError, TableName};
+use posthaste_core::Wakeup;
+use posthaste_core::outbox::{Change, Owner, Purge, Reader, Registration, Store, Taken, Upkeep, Wanted};
+
+/// What a store was asked to do, and what it is told to refuse.
+#[derive(Clone, Default)]
+pub struct Book(Arc<Mutex<Pages>>);
+
+#[derive(Default)]
+struct Pages {
+    /// By statement: how much each call was about.
+    calls: HashMap<&'static str, Vec<usize>>,
+    refusals: HashMap<&'static str, usize>,
+}
+
+impl Book {
+    /// How much each call of this statement was about: rows to insert, to claim, to settle or to purge.
+    pub fn calls(&self, statement: &str) -> Vec<usize> {
+        self.0.lock().unwrap().calls.get(statement).cloned().unwrap_or_default()
+    }
+
+    /// The next calls of this statement fail as if the database were out of reach.
+    pub fn refuse(&self, statement: &'static str, calls: usize) {
+        self.0.lock().unwrap().refusals.insert(statement, calls);
+    }
+
+    /// How many refusals are still to come.
+    pub fn refusals(&self, statement: &str) -> usize {
+        self.0.lock().unwrap().refusals.get(statement).copied().unwrap_or_default()
+    }
+
+    fn note(&self, statement: &'static str, about: usize) -> Result<(), StoreError> {
+        let mut pages = self.0.lock().unwrap();
+        pages.calls.entry(statement).or_default().push(about);
+        match pages.refusals.get_mut(statement) {
+            Some(refusals) if *refusals > 0 => {
+                *refusals -= 1;
+                Err(StoreError::new(statement, FaultKind::Passing, "the test said so"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A pool whose stores keep book.
+pub struct WatchedPool<P> {
+    pub pool: P,
+    pub book: Book,
+}
+
+/// A store that keeps book.
+pub struct Watched<S> {
+    store: S,
+    book: Book,
+}
+
+#[async_trait]
+impl<S: Store + Upkeep, P: Pool<S>> Pool<Watched<S>> for WatchedPool<P> {
+    async fn open(&self, table: TableName, mode: Mode) -> Result<Watched<S>, OpenError> {
+        self.book.note("open", 0)?;
+        Ok(Watched { store: self.pool.open(table, mode).await?, book: self.book.clone() })
+    }
+}
+
+#[async_trait]
+impl<S: Store> Store for Watched<S> {
+    type Connection = S::Connection;
+    type Transaction = S::Transaction;
+
+    fn table(&self) -> &TableName {
+        self.store.table()
+    }
+
+    fn mode(&self) -> Mode {
+        self.store.mode()
+    }
+
+    async fn register(&self, reader: Reader) -> Result<Registration, StoreError> {
+        self.book.note("register", 0)?;
+        self.store.register(reader).await
+    }
+
+    async fn own(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
+        self.book.note("own", 0)?;
+        self.store.own(owner, lease).await
+    }
+
+    async fn disown(&self, owner: &str) -> Result<(), StoreError> {
+        self.book.note("disown", 0)?;
+        self.store.disown(owner).await
+    }
+
+    async fn begin(&self) -> Result<S::Transaction, StoreError> {
+        self.book.note("begin", 0)?;
+        self.store.begin().await
+    }
+
+    async fn commit(&self, transaction: S::Transaction) -> Result<(), StoreError> {
+        self.book.note("commit", 0)?;
+        self.store.commit(transaction).await
+    }
+
+    async fn rollback(&self, transaction: S::Transaction) -> Result<(), StoreError> {
+        self.book.note("rollback", 0)?;
+        self.store.rollback(transaction).await
+    }
+
+    async fn insert(
+        &self,
+        connection: &mut S::Connection,
+        events: &[&Event],
+        lock: Option<&str>,
+    ) -> Result<Vec<i64>, StoreError> {
+        self.book.note("insert", events.len())?;
+        self.store.insert(connection, events, lock).await
+    }
+
+    async fn take(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
+        self.book.note("take", wanted.limit)?;
+        self.store.take(wanted).await
+    }
+
+    async fn next_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, StoreError> {
+        self.book.note("next_due", 0)?;
+        self.store.next_due(wanted).await
+    }
+
+    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<HashSet<i64>, StoreError> {
+        self.book.note("record", changes.len())?;
+        self.store.record(fences, changes).await
+    }
+
+    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        self.book.note("renew", rows.len())?;
+        self.store.renew(locks, rows).await
+    }
+
+    async fn release(&self, locks: &[String], rows: &[i64]) -> Result<(), StoreError> {
+        self.book.note("release", rows.len())?;
+        self.store.release(locks, rows).await
+    }
+
+    async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
+        self.store.pending_types().await
+    }
+
+    async fn notify(&self) -> Result<(), StoreError> {
+        self.store.notify().await
+    }
+
+    async fn listen(&self, wakeup: Wakeup) -> Result<(), StoreError> {
+        self.store.listen(wakeup).await
+    }
+}
+
+#[async_trait]
+impl<S: Upkeep> Upkeep for Watched<S> {
+    async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
+        self.book.note("find", 0)?;
+        self.store.find(event_id).await
+    }
+
+    async fn dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<OutboxRow>, StoreError> {
+        self.book.note("dead", limit)?;
+        self.store.dead(filter, limit).await
+    }
+
+    async fn count_dead(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
+        self.book.note("count_dead", 0)?;
+        self.store.count_dead(filter).await
+    }
+
+    async fn replay(&self, filter: &DeadFilter, behind: i64, limit: usize) -> Result<(u64, i64), StoreError> {
+        self.book.note("replay", limit)?;
+        self.store.replay(filter, behind, limit).await
+    }
+
+    async fn discard(&self, event_id: &str) -> Result<bool, StoreError> {
+        self.book.note("discard", 0)?;
+        self.store.discard(event_id).await
+    }
+
+    async fn purge(&self, purge: Purge, older_than: Duration, limit: usize) -> Result<u64, StoreError> {
+        self.book.note("purge", limit)?;
+        self.store.purge(purge, older_than, limit).await
+    }
+
+    async fn oldest_due(&self) -> Result<Option<Duration>, StoreError> {
+        self.book.note("oldest_due", 0)?;
+        self.store.oldest_due().await
+    }
+}

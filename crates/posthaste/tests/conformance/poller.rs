@@ -1,0 +1,280 @@
+//! G: how the table is asked.
+
+use std::time::Duration;
+
+use chrono::{DateTime, TimeDelta, Utc};
+use posthaste::{Delay, Event, Listeners, Mode, Outbox, OutboxBuilder, OutboxStatus, Settings, StartError};
+use posthaste_core::outbox::{Store, Upkeep};
+
+use crate::harness::{
+    Book, Calls, Gate, Harness, Meters, Tamper, Watched, WatchedPool, all_done, events, on_every_store, outbox, row,
+    row_when, until, watched, write, writer,
+};
+
+on_every_store! {
+    g1_the_table_is_asked_from_time_to_time_until_close,
+    g2_without_room_the_table_is_not_asked,
+    g3_a_claim_asks_for_what_there_is_room_for,
+    g4_what_there_is_no_room_for_stays_unclaimed,
+    g5_what_is_too_young_is_left_alone,
+    g6_a_row_that_is_no_event_goes_dead_and_stops_nobody,
+    g7_headers_are_read_as_they_were_written,
+    g8_an_event_that_was_polled_has_its_own_times,
+    g10_every_claim_has_a_name_of_its_own,
+    g10_a_claim_that_was_made_is_not_lost_by_an_error_after_it,
+    g11_the_lag_is_that_of_the_oldest_due_event,
+    g12_a_failing_claim_does_not_end_the_schedule,
+}
+
+const HOUR: Duration = Duration::from_secs(60 * 60);
+const SOON: Duration = Duration::from_millis(20);
+
+type Builder<H> = OutboxBuilder<WatchedPool<<H as Harness>::Pool>, Watched<<H as Harness>::Store>>;
+
+/// A dispatcher that asks often, over a store that keeps book.
+async fn polling<H: Harness>(db: &H, listeners: Listeners) -> (Builder<H>, Book) {
+    let (pool, book) = watched(db).await;
+    (Outbox::new(pool).listeners(listeners).poll_interval(SOON), book)
+}
+
+/// Lets time pass in which something must not happen.
+async fn some_polls() {
+    tokio::time::sleep(SOON * 6).await;
+}
+
+async fn locked<S: Store + Upkeep>(outbox: &Outbox<S>, ids: &[String]) -> Vec<bool> {
+    let mut locked = Vec::new();
+    for id in ids {
+        locked.push(row(outbox, id).await.locked_by.is_some());
+    }
+    locked
+}
+
+async fn g1_the_table_is_asked_from_time_to_time_until_close<H: Harness>(db: H) {
+    let calls = Calls::default();
+    let (builder, book) = polling(&db, calls.listeners()).await;
+    let dispatcher = builder.start().await.unwrap();
+    until("it asks again and again", async || book.calls("take").len() >= 5).await;
+    dispatcher.close().await;
+    dispatcher.close().await;
+    let asked = book.calls("take").len();
+    let ids = write(&dispatcher, &events(1)).await;
+    dispatcher.committed();
+    some_polls().await;
+    assert_eq!((book.calls("take").len(), calls.len()), (asked, 0), "not after its end");
+    assert_eq!(row(&dispatcher, &ids[0]).await.status, OutboxStatus::New);
+    // By hand, where the next time is far.
+    let (builder, book) = polling(&db, calls.listeners()).await;
+    let dispatcher = builder.poll_interval(HOUR).start().await.unwrap();
+    all_done(&dispatcher, &ids).await;
+    let asked = book.calls("take").len();
+    dispatcher.committed();
+    until("it asks when it is told to", async || book.calls("take").len() > asked).await;
+    dispatcher.close().await;
+}
+
+async fn g2_without_room_the_table_is_not_asked<H: Harness>(db: H) {
+    let (calls, gate) = (Calls::default(), Gate::closed());
+    let ids = write(&writer(&db).await, &events(3)).await;
+    let (builder, book) = polling(&db, calls.gated_listeners(&gate)).await;
+    let settings = Settings { workers: 1, cold_queue: 1, poll_interval: SOON, ..Settings::default() };
+    let outbox = builder.settings(settings).start().await.unwrap();
+    calls.wait_for(1).await;
+    let asked = book.calls("take").len();
+    some_polls().await;
+    outbox.committed();
+    some_polls().await;
+    assert_eq!((book.calls("take").len(), calls.len()), (asked, 1));
+    gate.open();
+    all_done(&outbox, &ids).await;
+    outbox.close().await;
+    assert_eq!(calls.ids(), ids);
+}
+
+async fn g3_a_claim_asks_for_what_there_is_room_for<H: Harness>(db: H) {
+    for (batch_size, cold_queue, asked) in [(500, 2, 2), (3, 1_000, 3)] {
+        let (calls, gate) = (Calls::default(), Gate::closed());
+        let table = format!("g3_{batch_size}");
+        let builder = Outbox::new(db.pool().await).mode(Mode::WriterOnly).table(&table);
+        let ids = write(&builder.start().await.unwrap(), &events(3)).await;
+        let (builder, book) = polling(&db, calls.gated_listeners(&gate)).await;
+        let settings = Settings { batch_size, cold_queue, mode: Mode::MultiNode, ..Settings::default() };
+        let outbox = builder.settings(settings).table(&table).start().await.unwrap();
+        calls.wait_for(asked.min(3)).await;
+        assert_eq!(book.calls("take")[0], asked);
+        if asked == 2 {
+            assert_eq!(locked(&outbox, &ids).await, [true, true, false]);
+        }
+        gate.open();
+        all_done(&outbox, &ids).await;
+        outbox.close().await;
+        assert_eq!(calls.len(), 3);
+    }
+}
+
+async fn g4_what_there_is_no_room_for_stays_unclaimed<H: Harness>(db: H) {
+    let (calls, gate) = (Calls::default(), Gate::closed());
+    let ids = write(&writer(&db).await, &events(5)).await;
+    let (builder, _) = polling(&db, calls.gated_listeners(&gate)).await;
+    let settings =
+        Settings { workers: 2, cold_queue: 2, mode: Mode::MultiNode, poll_interval: SOON, ..Settings::default() };
+    let outbox = builder.settings(settings).start().await.unwrap();
+    calls.wait_for(2).await;
+    some_polls().await;
+    assert_eq!(locked(&outbox, &ids).await, [true, true, false, false, false]);
+    gate.open();
+    all_done(&outbox, &ids).await;
+    outbox.close().await;
+    assert_eq!(calls.counts(), ids.into_iter().map(|id| (id, 1)).collect());
+}
+
+async fn g5_what_is_too_young_is_left_alone<H: Harness>(db: H) {
+    let (calls, meters) = (Calls::default(), Meters::default());
+    let ids = write(&writer(&db).await, &events(1)).await;
+    let (builder, book) = polling(&db, calls.listeners()).await;
+    let settings = Settings { skip_recent: HOUR, poll_interval: SOON, ..Settings::default() };
+    let listening = meters.listening();
+    let outbox = builder.settings(settings).start().await.unwrap();
+    drop(listening);
+    until("it has asked", async || book.calls("take").len() >= 3).await;
+    assert_eq!(row(&outbox, &ids[0]).await.status, OutboxStatus::New);
+    assert_eq!((meters.counter("posthaste_enqueue_cold_total"), calls.len()), (0, 0));
+    db.tamper(Tamper::Age { event_id: &ids[0], by: HOUR }).await;
+    all_done(&outbox, &ids).await;
+    outbox.close().await;
+    assert_eq!(meters.counter("posthaste_enqueue_cold_total"), 1);
+}
+
+async fn g6_a_row_that_is_no_event_goes_dead_and_stops_nobody<H: Harness>(db: H) {
+    drop(db);
+    for mode in [Mode::SingleNode, Mode::MultiNode] {
+        let db = H::start().await;
+        let calls = Calls::default();
+        let ids = write(&writer(&db).await, &events(3)).await;
+        db.tamper(Tamper::BreakHeaders { event_id: &ids[1] }).await;
+        let outbox = outbox(&db, &calls, |builder| builder.mode(mode)).await;
+        all_done(&outbox, &[ids[0].clone(), ids[2].clone()]).await;
+        let broken = row_when(&outbox, &ids[1], |row| row.status == OutboxStatus::Dead).await;
+        assert!(broken.event.is_none() && broken.done_at.is_some());
+        let error = broken.last_error.unwrap();
+        assert!(error.starts_with("undecodable: headers"), "{error}");
+        outbox.close().await;
+        assert_eq!(calls.len(), 2);
+    }
+}
+
+async fn g7_headers_are_read_as_they_were_written<H: Harness>(db: H) {
+    let calls = Calls::default();
+    let event = Event::text("t", "{}").header("Trace-Id", "é \"1\"\n").header("b", "\\").build().unwrap();
+    write(&writer(&db).await, std::slice::from_ref(&event)).await;
+    let outbox = outbox(&db, &calls, |builder| builder).await;
+    calls.wait_for(1).await;
+    outbox.close().await;
+    let delivered = &calls.events()[0];
+    assert_eq!(delivered.headers(), event.headers());
+    assert_eq!(delivered.header("trace-id"), Some("é \"1\"\n"), "a name however it is spelt");
+}
+
+async fn g8_an_event_that_was_polled_has_its_own_times<H: Harness>(db: H) {
+    drop(db);
+    for mode in [Mode::SingleNode, Mode::MultiNode] {
+        let db = H::start().await;
+        let calls = Calls::default();
+        let occurred_at: DateTime<Utc> = "2020-02-29T01:02:03.000004Z".parse().unwrap();
+        let available_at = DateTime::from_timestamp_millis(Utc::now().timestamp_millis()).unwrap();
+        let available_at = available_at + TimeDelta::milliseconds(300);
+        let now = Event::text("t", "{}").occurred_at(occurred_at);
+        let later = now.clone().available_at(available_at);
+        let writer = writer(&db).await;
+        write(&writer, &[now.build().unwrap(), later.build().unwrap()]).await;
+        let outbox = outbox(&db, &calls, |builder| builder.mode(mode)).await;
+        calls.wait_for(2).await;
+        outbox.close().await;
+        let [now, later] = &calls.events()[..] else { panic!("two") };
+        assert_eq!((now.occurred_at(), now.delay()), (occurred_at, Delay::None));
+        assert_eq!((later.occurred_at(), later.delay()), (occurred_at, Delay::Until(available_at)));
+        assert!(Utc::now() >= available_at);
+    }
+}
+
+#[tokio::test]
+async fn g9_settings_that_make_no_sense_are_refused() {
+    for (name, settings) in [
+        ("batch_size", Settings { batch_size: 0, ..Settings::default() }),
+        ("poll_interval", Settings { poll_interval: Duration::ZERO, ..Settings::default() }),
+        ("lease", Settings { lease: Duration::ZERO, ..Settings::default() }),
+        ("lease", Settings { lease: Duration::from_millis(999), ..Settings::default() }),
+    ] {
+        let database = posthaste_testing::MemoryDatabase::new();
+        let refused = Outbox::new(database).settings(settings).on("t", |_| async {}).start().await;
+        assert!(matches!(refused.err(), Some(StartError::Setting(bad)) if bad.setting() == name));
+    }
+}
+
+async fn g10_every_claim_has_a_name_of_its_own<H: Harness>(db: H) {
+    let (calls, gate) = (Calls::default(), Gate::closed());
+    let mut owners = Vec::new();
+    let mut nodes = Vec::new();
+    for at in 0..2 {
+        let ids = write(&writer(&db).await, &events(1)).await;
+        let (builder, _) = polling(&db, calls.gated_listeners(&gate)).await;
+        let outbox = builder.mode(Mode::MultiNode).start().await.unwrap();
+        calls.wait_for(at + 1).await;
+        owners.push(row(&outbox, &ids[0]).await.locked_by.unwrap());
+        nodes.push(outbox);
+    }
+    assert_ne!(owners[0], owners[1]);
+    assert!(owners.iter().all(|owner| owner.len() >= 16), "{owners:?}");
+    gate.open();
+    for node in nodes {
+        node.close().await;
+    }
+    assert_eq!(calls.len(), 2);
+}
+
+async fn g10_a_claim_that_was_made_is_not_lost_by_an_error_after_it<H: Harness>(db: H) {
+    let calls = Calls::default();
+    let ids = write(&writer(&db).await, &events(3)).await;
+    let (builder, book) = polling(&db, calls.listeners()).await;
+    book.refuse("next_due", 1);
+    let outbox = builder.mode(Mode::MultiNode).start().await.unwrap();
+    all_done(&outbox, &ids).await;
+    outbox.close().await;
+    assert_eq!((calls.len(), book.refusals("next_due")), (3, 0));
+}
+
+async fn g11_the_lag_is_that_of_the_oldest_due_event<H: Harness>(db: H) {
+    let (calls, gate, meters) = (Calls::default(), Gate::closed(), Meters::default());
+    let (builder, book) = polling(&db, calls.gated_listeners(&gate)).await;
+    let listening = meters.listening();
+    let outbox = builder.start().await.unwrap();
+    drop(listening);
+    let lag = || meters.gauge("posthaste_lag_oldest_ms").unwrap();
+    until("it is measured", async || book.calls("oldest_due").len() > 1).await;
+    assert_eq!(lag(), 0.0, "nothing waits");
+    let delayed = Event::text("t", "{}").deliver_after(HOUR).build().unwrap();
+    let ids = write(&outbox, &[delayed, crate::harness::event()]).await;
+    until("it grows", async || lag() > 100.0).await;
+    book.refuse("oldest_due", usize::MAX);
+    let refused = book.calls("oldest_due").len();
+    until("it was refused", async || book.calls("oldest_due").len() > refused + 1).await;
+    let known = lag();
+    some_polls().await;
+    assert!(known > 0.0 && lag() == known, "what was known stays");
+    book.refuse("oldest_due", 0);
+    gate.open();
+    all_done(&outbox, &ids[1..]).await;
+    until("nothing is due", async || lag() == 0.0).await;
+    outbox.close().await;
+}
+
+async fn g12_a_failing_claim_does_not_end_the_schedule<H: Harness>(db: H) {
+    let calls = Calls::default();
+    let ids = write(&writer(&db).await, &events(1)).await;
+    let (builder, book) = polling(&db, calls.listeners()).await;
+    book.refuse("take", 3);
+    let outbox = builder.start().await.unwrap();
+    all_done(&outbox, &ids).await;
+    outbox.close().await;
+    assert_eq!((calls.ids(), book.refusals("take")), (ids, 0));
+}

@@ -1,0 +1,111 @@
+//! What must be true of the diaries of all nodes when everything is over.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::node::Entry;
+
+/// How long before a fault a delivery may have ended that is made again after it: it was not recorded yet. The promise is
+/// 100 ms; the rest is for a machine that is busy with other tests.
+const UNRECORDED: u64 = 1_500;
+
+/// What the nodes wrote down, each a list in the order in which it happened there.
+pub struct Story {
+    diaries: Vec<Vec<Entry>>,
+    /// When something was done to a node, in milliseconds since 1970.
+    pub faults: Vec<u64>,
+}
+
+/// What a checked story amounts to.
+#[derive(Debug)]
+pub struct Summary {
+    pub committed: usize,
+    pub duplicates: usize,
+}
+
+impl Story {
+    pub fn new(diaries: Vec<Vec<Entry>>, faults: Vec<u64>) -> Self {
+        Self { diaries, faults }
+    }
+
+    fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.diaries.iter().flatten()
+    }
+
+    pub fn committed(&self) -> BTreeSet<&str> {
+        let committed = self.entries().filter_map(|entry| match entry {
+            Entry::Committed { id } => Some(id.as_str()),
+            _ => None,
+        });
+        committed.collect()
+    }
+
+    /// Whether every event whose commit was answered has been delivered to the end.
+    pub fn is_complete(&self) -> bool {
+        let ended: BTreeSet<&str> = self.ended().into_keys().collect();
+        self.committed().is_subset(&ended)
+    }
+
+    fn ended(&self) -> HashMap<&str, Vec<u64>> {
+        let mut ended: HashMap<&str, Vec<u64>> = HashMap::new();
+        for entry in self.entries() {
+            if let Entry::Ended { id, at } = entry {
+                ended.entry(id).or_default().push(*at);
+            }
+        }
+        ended
+    }
+
+    /// Nothing lost, nothing that rolled back seen, duplicates only of what was in flight.
+    pub fn check(&self) -> Summary {
+        let (committed, ended) = (self.committed(), self.ended());
+        for id in &committed {
+            assert!(ended.contains_key(id), "committed and never delivered: {id}");
+        }
+        let mut starts: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
+        for entry in self.entries() {
+            match entry {
+                Entry::Started { id, at, .. } => starts.entry(id).or_default().push(*at),
+                Entry::RolledBack { id } => {
+                    assert!(!ended.contains_key(id.as_str()), "rolled back and delivered: {id}");
+                }
+                _ => {}
+            }
+        }
+        let mut duplicates = 0;
+        for (id, mut starts) in starts {
+            starts.sort_unstable();
+            duplicates += starts.len() - 1;
+            for again in starts.windows(2) {
+                let before = ended.get(id).into_iter().flatten().filter(|end| **end <= again[1]).max();
+                // Either a delivery was cut off, or it ended so shortly before a fault that nobody had recorded it.
+                let explained = match before {
+                    None => self.faults.iter().any(|fault| (again[0]..=again[1]).contains(fault)),
+                    Some(end) => self.faults.iter().any(|fault| (*end..=*end + UNRECORDED).contains(fault)),
+                };
+                assert!(explained, "{id} was delivered again at {} after {} for no reason", again[1], again[0]);
+            }
+        }
+        Summary { committed: committed.len(), duplicates }
+    }
+
+    /// The events of one key of one writer start in the order in which they were written, but for repetitions.
+    pub fn check_order(&self) {
+        let mut starts: Vec<(u64, u32, u32)> = Vec::new();
+        for entry in self.entries() {
+            if let Entry::Started { key, number, at, .. } = entry {
+                starts.push((*at, *key, *number));
+            }
+        }
+        starts.sort_unstable();
+        let mut last: HashMap<u32, (u32, u64)> = HashMap::new();
+        let mut seen: BTreeSet<(u32, u32)> = BTreeSet::new();
+        for (at, key, number) in starts {
+            if !seen.insert((key, number)) {
+                continue;
+            }
+            if let Some((before, when)) = last.insert(key, (number, at)) {
+                assert!(before < number || when == at, "of key {key}, {number} came after {before}");
+            }
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! The connection is lost during COMMIT: nobody can know whether it happened, and both must end well.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use posthaste::{Event, FaultKind, Mode, Outbox, OutboxStatus, Pool};
+use posthaste_core::outbox::{Store, Upkeep};
+use posthaste_testing::servers::{self, Cutter, Keep};
+use posthaste_testing::{HookCall, RecordingHook};
+use tokio::sync::mpsc;
+
+/// One transaction is cut off, then one commits. Only what is in the database is delivered, once, and the hook takes the
+/// unknown for a rollback.
+async fn cut_off<S: Store + Upkeep>(pool: impl Pool<S>, cutter: &Cutter, mode: Mode, keep: Keep) {
+    let committed = keep == Keep::Forwarded;
+    let (delivered, mut deliveries) = mpsc::unbounded_channel();
+    let hook = RecordingHook::new();
+    let builder = Outbox::new(pool).mode(mode).hook(hook.clone()).poll_interval(Duration::from_millis(100));
+    let outbox = builder.on("t", move |event: Arc<Event>| {
+        let delivered = delivered.clone();
+        async move { delivered.send(event.id().to_owned()).unwrap() }
+    });
+    let outbox = outbox.start().await.unwrap();
+    let (unknown, known) = (Event::text("t", "{}").build().unwrap(), Event::text("t", "{}").build().unwrap());
+
+    let mut transaction = outbox.begin().await.unwrap();
+    outbox.write(&mut transaction, &unknown).await.unwrap();
+    cutter.cut_when_sent(b"COMMIT", keep);
+    let error = transaction.commit().await.unwrap_err();
+    assert_eq!(error.kind(), FaultKind::OutcomeUnknown, "{}", error.chain());
+    cutter.cut().await;
+    assert!(matches!(hook.calls().last(), Some(HookCall::AfterRollback(_))));
+
+    let mut transaction = outbox.begin().await.unwrap();
+    outbox.write(&mut transaction, &known).await.unwrap();
+    transaction.commit().await.unwrap();
+    let mut expected = if committed { vec![unknown.id(), known.id()] } else { vec![known.id()] };
+    let mut seen = Vec::new();
+    while seen.len() < expected.len() {
+        let next = tokio::time::timeout(Duration::from_secs(30), deliveries.recv()).await;
+        seen.push(next.expect("it is delivered in time").unwrap());
+    }
+    outbox.close().await;
+    while let Ok(more) = deliveries.try_recv() {
+        seen.push(more);
+    }
+    seen.sort();
+    expected.sort();
+    assert_eq!(seen, expected, "once each, and nothing that is not in the database");
+    let row = outbox.find(unknown.id()).await.unwrap();
+    assert_eq!(row.map(|row| row.status), committed.then_some(OutboxStatus::Done));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_cut_off_on_postgres_is_delivered_if_it_happened_and_only_then() {
+    for mode in [Mode::SingleNode, Mode::MultiNode] {
+        for keep in [Keep::Forwarded, Keep::Swallowed] {
+            let cutter = Cutter::to(&servers::postgres().await).await;
+            let pool = sqlx::PgPool::connect(cutter.url()).await.unwrap();
+            cut_off(pool, &cutter, mode, keep).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_cut_off_on_mariadb_is_delivered_if_it_happened_and_only_then() {
+    for mode in [Mode::SingleNode, Mode::MultiNode] {
+        for keep in [Keep::Forwarded, Keep::Swallowed] {
+            let cutter = Cutter::to(&servers::mariadb().await).await;
+            let pool = sqlx::MySqlPool::connect(cutter.url()).await.unwrap();
+            cut_off(pool, &cutter, mode, keep).await;
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! `kill -9` of one of two nodes, again and again, while both write and deliver.
+
+use std::time::Duration;
+
+use posthaste::Mode;
+use posthaste_testing::servers;
+
+use crate::checker::Story;
+use crate::node::{Role, now_millis};
+use crate::process::{Node, read, started, wait_until, written};
+
+const LEASE: Duration = Duration::from_secs(2);
+
+fn role(url: &str, folder: &std::path::Path, name: &str, mode: Mode, writes: u32) -> Role {
+    Role {
+        url: url.to_owned(),
+        mode,
+        diary: folder.join(name),
+        work: Duration::from_millis(3),
+        lease: LEASE,
+        writes,
+        enough: folder.join("enough"),
+        keys: 10,
+        name: name.to_owned(),
+    }
+}
+
+/// One node writes and delivers all the time, the other is killed while it does, and started again.
+fn kill_again_and_again(url: &str, mode: Mode) -> Story {
+    let folder = tempfile::tempdir().unwrap();
+    let steady = role(url, folder.path(), "steady", mode, u32::MAX);
+    let survivor = Node::start(&steady);
+    survivor.wait_until("the first delivery", |entries| started(entries) > 0);
+    let (mut faults, mut diaries) = (Vec::new(), Vec::new());
+    for round in 0..5 {
+        let doomed = role(url, folder.path(), &format!("doomed{round}"), mode, u32::MAX);
+        let node = Node::start(&doomed);
+        node.wait_until("a few hundred deliveries", |entries| started(entries) > 100 + 50 * round);
+        node.kill();
+        faults.push(now_millis());
+        diaries.push(doomed.diary);
+    }
+    let story = || {
+        let mut all: Vec<_> = diaries.iter().map(read).collect();
+        all.push(survivor.entries());
+        Story::new(all, faults.clone())
+    };
+    std::fs::write(folder.path().join("enough"), "").unwrap();
+    survivor.wait_until("everything is written", written);
+    wait_until("everything that was committed is delivered", || story().is_complete());
+    let story = story();
+    survivor.stop();
+    story
+}
+
+fn check_killed(url: &str) {
+    let summary = kill_again_and_again(url, Mode::MultiNode).check();
+    assert!(summary.committed > 500, "{summary:?}");
+}
+
+/// A file in this folder, which two processes share.
+fn sqlite(folder: &tempfile::TempDir) -> String {
+    format!("sqlite://{}?mode=rwc", folder.path().join("shared.db").display())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_node_loses_nothing_on_postgres() {
+    check_killed(&servers::postgres().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_node_loses_nothing_on_mariadb() {
+    check_killed(&servers::mariadb().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_killed_node_loses_nothing_on_sqlite() {
+    check_killed(&sqlite(&tempfile::tempdir().unwrap()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn order_outlives_a_killed_node_on_postgres() {
+    check_order_of_killed(&servers::postgres().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn order_outlives_a_killed_node_on_mariadb() {
+    check_order_of_killed(&servers::mariadb().await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn order_outlives_a_killed_node_on_sqlite() {
+    check_order_of_killed(&sqlite(&tempfile::tempdir().unwrap()));
+}
+
+fn check_order_of_killed(url: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    // One writes, so that there is one order; both deliver.
+    let writer = role(url, folder.path(), "writer", Mode::ORDERED, u32::MAX);
+    let survivor = Node::start(&writer);
+    let (mut faults, mut diaries) = (Vec::new(), Vec::new());
+    for round in 0..3 {
+        let doomed = role(url, folder.path(), &format!("doomed{round}"), Mode::ORDERED, 0);
+        let node = Node::start(&doomed);
+        node.wait_until("some deliveries", |entries| started(entries) > 20);
+        node.kill();
+        faults.push(now_millis());
+        diaries.push(doomed.diary);
+    }
+    let story = || {
+        let mut all: Vec<_> = diaries.iter().map(read).collect();
+        all.push(survivor.entries());
+        Story::new(all, faults.clone())
+    };
+    std::fs::write(folder.path().join("enough"), "").unwrap();
+    survivor.wait_until("everything is written", written);
+    wait_until("everything that was committed is delivered", || story().is_complete());
+    let story = story();
+    survivor.stop();
+    story.check();
+    story.check_order();
+}
+
+/// Killed between the claim and the settlement, in the middle of a batch: what was done stays done, the rest is done by
+/// the other.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_killed_in_the_middle_of_a_batch_leaves_the_rest_to_the_next() {
+    let url = servers::postgres().await;
+    let folder = tempfile::tempdir().unwrap();
+    let mut first = role(&url, folder.path(), "first", Mode::MultiNode, 200);
+    first.work = Duration::from_millis(20);
+    let node = Node::start(&first);
+    node.wait_until("everything is written", written);
+    node.wait_until("the middle of the batch", |entries| started(entries) > 50);
+    node.kill();
+    let at = now_millis();
+    let second = role(&url, folder.path(), "second", Mode::MultiNode, 0);
+    let other = Node::start(&second);
+    let story = || Story::new(vec![read(&first.diary), other.entries()], vec![at]);
+    wait_until("everything that was committed is delivered", || story().is_complete());
+    let summary = story().check();
+    other.stop();
+    assert_eq!(summary.committed, 180);
+    // Four workers were at it, and what they had ended in the last moment may not have been recorded.
+    assert!(summary.duplicates < 50, "{summary:?}");
+}

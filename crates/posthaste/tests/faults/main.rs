@@ -1,0 +1,20 @@
+//! Faults with real processes and real servers: a service is killed, paused, cut off from its database, and every event
+//! that it committed is delivered all the same.
+//!
+//! The service is this very program, started again with [`node::ROLE`] in its environment.
+
+mod checker;
+mod commit;
+mod killed;
+mod node;
+mod process;
+mod restarted;
+mod stopped;
+
+/// The service, when this program is started as one; nothing otherwise.
+#[test]
+fn serve_when_started_as_a_node() {
+    if let Some(role) = node::Role::of_environment() {
+        node::serve(role);
+    }
+}
