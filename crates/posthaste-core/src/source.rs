@@ -15,13 +15,15 @@ pub struct Claimed<T> {
     pub budget: Option<u32>,
     /// What it weighs in memory, for the bound on bytes in flight.
     pub bytes: usize,
+    /// Its outcome is recorded at once: others wait for it.
+    pub urgent: bool,
     /// Items of one key are delivered one after the other, in the order of the claim; `None` is unordered.
     pub key: Option<Arc<str>>,
 }
 
 impl<T> Claimed<T> {
     pub fn new(item: T, attempt: u32, bytes: usize) -> Self {
-        Self { item, attempt, budget: None, bytes, key: None }
+        Self { item, attempt, budget: None, bytes, urgent: false, key: None }
     }
 }
 

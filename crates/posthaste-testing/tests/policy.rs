@@ -89,6 +89,30 @@ fn every_technology_has_its_home() {
     }
 }
 
+/// A service that uses one database compiles nothing of the others, and nothing of the hub.
+#[test]
+fn the_library_brings_one_database_and_no_server() {
+    let drivers = [("postgres", "sqlx-postgres"), ("mysql", "sqlx-mysql"), ("sqlite", "sqlx-sqlite")];
+    for (feature, driver) in drivers {
+        let output = Command::new(env!("CARGO"))
+            .args(["tree", "--locked", "-p", "posthaste", "--features", feature, "--edges", "normal"])
+            .args(["--prefix", "none", "--format", "{p}"])
+            .current_dir(workspace().join("crates/posthaste"))
+            .output()
+            .expect("cargo tree runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let tree = String::from_utf8(output.stdout).expect("names are text");
+        let crates: BTreeSet<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
+        for (_, other) in drivers {
+            assert_eq!(crates.contains(other), other == driver, "{feature}: {other}");
+        }
+        for foreign in ["hyper", "axum", "tonic", "rdkafka", "rustls", "clap", "prost"] {
+            assert!(!crates.contains(foreign), "{feature} brings {foreign}");
+        }
+        assert!(crates.len() <= 135, "{feature} brings {} crates", crates.len());
+    }
+}
+
 #[test]
 fn sql_stands_in_posthaste_sql_only() {
     for name in ours(&metadata()).keys().filter(|name| *name != "posthaste-sql") {

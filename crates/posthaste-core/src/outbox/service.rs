@@ -169,6 +169,7 @@ impl<S: Store + Upkeep> Outbox<S> {
     /// and releases the rest. Writing goes on to work; somebody else will deliver it. A second call returns at once.
     pub async fn close(&self) {
         let mut tasks = std::mem::take(&mut *self.0.tasks.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        let was_reading = !tasks.relay.is_empty();
         for (stop, tasks) in [
             (&self.0.stop_purge, &mut tasks.purge),
             (&self.0.stop_relay, &mut tasks.relay),
@@ -180,6 +181,10 @@ impl<S: Store + Upkeep> Outbox<S> {
                     tracing::error!(%error, "a task of the outbox did not end well");
                 }
             }
+        }
+        if was_reading {
+            // What was released is somebody else's now.
+            tell_others(&self.0.table).await;
         }
     }
 }
@@ -267,11 +272,15 @@ async fn notify<S: Store>(table: Table<S>) {
         };
         for wait in waits {
             sleep(*wait).await;
-            if let Err(error) = table.store().notify().await {
-                tracing::debug!(error = error.chain(), "other processes are not told; they will look by themselves");
-            }
+            tell_others(&table).await;
         }
         sleep(NOTIFY_PAUSE).await;
+    }
+}
+
+async fn tell_others<S: Store>(table: &Table<S>) {
+    if let Err(error) = table.store().notify().await {
+        tracing::debug!(error = error.chain(), "other processes are not told; they will look by themselves");
     }
 }
 

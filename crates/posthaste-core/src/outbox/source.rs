@@ -124,7 +124,11 @@ impl<S: Store> OutboxSource<S> {
                     let bytes = event.weight();
                     let Grip { ticket, generation, .. } = grip;
                     let item = OutboxItem { seq, generation, created_at, event: Arc::new(event), ticket };
-                    held.items.push(Claimed { key, ..Claimed::new(item, attempts.saturating_add(1), bytes) });
+                    held.items.push(Claimed {
+                        key,
+                        urgent: is_suspect,
+                        ..Claimed::new(item, attempts.saturating_add(1), bytes)
+                    });
                 }
                 Err(reason) => undecodable.push((seq, reason)),
             }

@@ -27,6 +27,8 @@ pub(super) struct Flow<S: Source> {
     pile: Mutex<Pile<S::Item>>,
     /// Something was put on the pile.
     pub(super) piled: Notify,
+    /// Something on the pile is not to wait for more.
+    pub(super) urgent: AtomicBool,
     /// Something was settled or given back: there is room.
     pub(super) freed: Notify,
     /// Something was taken in whose lease is well under way: it may end before the renewer's next turn.
@@ -84,6 +86,7 @@ impl<S: Source> Flow<S> {
             held: Mutex::new(HeldTable { items: HashMap::new(), bytes: 0, hot: 0, open_to_hot: true }),
             pile: Mutex::new(Pile::new()),
             piled: Notify::new(),
+            urgent: AtomicBool::new(false),
             freed: Notify::new(),
             aged: Notify::new(),
             due_moved: Notify::new(),
@@ -336,9 +339,13 @@ impl<S: Source> Reporter<S::Item> for Flow<S> {
         let claimed = &held.claimed;
         let disposition = decide(&self.options.retry, claimed.attempt, claimed.budget, outcome, jitter);
         let goes_on = disposition == Disposition::Done;
+        let is_urgent = claimed.urgent;
+        if is_urgent {
+            self.urgent.store(true, Ordering::Release);
+        }
         let mut pile = self.lock_pile();
         pile.decided.push(Decided { held, disposition, took });
-        let enough = pile.decided.len() == 1 || pile.decided.len() >= self.options.settle_batch;
+        let enough = pile.decided.len() == 1 || pile.decided.len() >= self.options.settle_batch || is_urgent;
         if !rest.is_empty() && !goes_on {
             pile.released.extend(rest.iter().cloned());
         }

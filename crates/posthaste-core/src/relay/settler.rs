@@ -36,7 +36,7 @@ async fn flush<S: Source>(flow: &Flow<S>) {
 async fn gather<S: Source>(flow: &Flow<S>) {
     flow.piled.notified().await;
     let until = Instant::now() + flow.options.settle_linger;
-    while flow.more_on_the_way() {
+    while !flow.urgent.swap(false, Ordering::AcqRel) && flow.more_on_the_way() {
         if timeout_at(until, flow.piled.notified()).await.is_err() {
             return;
         }

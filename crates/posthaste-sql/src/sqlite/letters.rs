@@ -273,7 +273,7 @@ fn read(row: &SqliteRow, lock: &str) -> Result<(i64, Claimed<Letter>), sqlx::Err
         lock: lock.to_owned(),
     };
     let bytes = letter.envelope.len() + 512;
-    Ok((row.try_get(13)?, Claimed { item: letter, attempt, budget, bytes, key: None }))
+    Ok((row.try_get(13)?, Claimed { budget, ..Claimed::new(letter, attempt, bytes) }))
 }
 
 /// What identifies a claim of a letter to the database.

@@ -36,20 +36,28 @@ fn fence(mode: Mode) -> &'static str {
     }
 }
 
+/// What is answered of a changed row: in ordered mode also whose wait it ends.
+fn answered(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Ordered(_) => "row.seq, row.status, row.aggregate_type, row.aggregate_id",
+        _ => "row.seq",
+    }
+}
+
 /// The usual case. Binds: the fences, the rows.
 pub(super) fn done(mode: Mode) -> String {
-    let fence = fence(mode);
+    let (fence, answered) = (fence(mode), answered(mode));
     format!(
         "UPDATE {{table}} AS row SET status = 1, done_at = {{now}}, locked_by = NULL, locked_at = NULL
          WHERE row.seq = ANY ($2) AND {fence}
-         RETURNING row.seq, row.status, row.aggregate_type, row.aggregate_id"
+         RETURNING {answered}"
     )
 }
 
 /// An attempt that came to an end clears its row of the suspicion that it ends processes. Binds: the fences, and of each
 /// change the row, the status, the attempts, the wait in microseconds, the error.
 pub(super) fn change(mode: Mode) -> String {
-    let fence = fence(mode);
+    let (fence, answered) = (fence(mode), answered(mode));
     format!(
         "UPDATE {{table}} AS row SET
              status = change.status,
@@ -63,7 +71,7 @@ pub(super) fn change(mode: Mode) -> String {
          FROM unnest($2::bigint[], $3::smallint[], $4::integer[], $5::bigint[], $6::text[])
              AS change (seq, status, attempts, wait, error)
          WHERE row.seq = ANY ($2) AND row.seq = change.seq AND {fence}
-         RETURNING row.seq, row.status, row.aggregate_type, row.aggregate_id"
+         RETURNING {answered}"
     )
 }
 
