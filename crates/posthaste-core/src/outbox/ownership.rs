@@ -1,4 +1,5 @@
 use std::sync::Mutex as StdMutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Mutex;
@@ -13,6 +14,8 @@ pub(super) struct Ownership {
     lease: Duration,
     /// Locked while the row is refreshed, so that many sources refresh it once.
     refreshing: Mutex<()>,
+    /// Nobody here reads the table any more.
+    given_up: AtomicBool,
     tenure: StdMutex<Option<Tenure>>,
 }
 
@@ -25,7 +28,7 @@ struct Tenure {
 
 impl Ownership {
     pub(super) fn new(owner: String, lease: Duration) -> Self {
-        Self { owner, lease, refreshing: Mutex::new(()), tenure: StdMutex::new(None) }
+        Self { owner, lease, refreshing: Mutex::new(()), given_up: AtomicBool::new(false), tenure: StdMutex::new(None) }
     }
 
     /// What must still stand for a row to be settled that was claimed under this generation.
@@ -47,6 +50,9 @@ impl Ownership {
         if let Some(generation) = self.fresh() {
             return Ok(Owner::Us { generation });
         }
+        if self.given_up.load(Ordering::Acquire) {
+            return Ok(Owner::Other { remaining: self.lease });
+        }
         let refreshed = Instant::now();
         let owner = store.own(&self.owner, self.lease).await?;
         self.set(match owner {
@@ -65,9 +71,15 @@ impl Ownership {
         *self.tenure.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = tenure;
     }
 
+    /// Somebody here wants to read the table.
+    pub(super) fn wanted(&self) {
+        self.given_up.store(false, Ordering::Release);
+    }
+
     /// Lets another process take over at once.
     pub(super) async fn give_up(&self, store: &impl Store) -> Result<(), StoreError> {
         let _once = self.refreshing.lock().await;
+        self.given_up.store(true, Ordering::Release);
         store.disown(&self.owner).await?;
         self.set(None);
         Ok(())

@@ -2,7 +2,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::hook::WriterHook;
@@ -17,6 +17,8 @@ use crate::{IntoEvent, Listeners, Relay, Signal, StoreError};
 
 /// How long hints for other processes gather: one is as good as a hundred.
 const NOTIFY_PAUSE: Duration = Duration::from_millis(10);
+/// How long a hint may take: it is worth no more.
+const NOTIFY_PATIENCE: Duration = Duration::from_secs(1);
 /// How long to wait before listening again after the connection was lost.
 const LISTEN_PAUSE: Duration = Duration::from_secs(1);
 
@@ -279,8 +281,12 @@ async fn notify<S: Store>(table: Table<S>) {
 }
 
 async fn tell_others<S: Store>(table: &Table<S>) {
-    if let Err(error) = table.store().notify().await {
-        tracing::debug!(error = error.chain(), "other processes are not told; they will look by themselves");
+    match timeout(NOTIFY_PATIENCE, table.store().notify()).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            tracing::debug!(error = error.chain(), "other processes are not told; they will look by themselves");
+        }
+        Err(_) => tracing::debug!("other processes are not told in time; they will look by themselves"),
     }
 }
 

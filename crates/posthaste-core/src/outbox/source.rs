@@ -9,7 +9,13 @@ use tokio::time::Instant;
 use super::hold::Grip;
 use super::lane::{Lane, Reading};
 use super::{Change, Mode, OutboxItem, Owner, Pending, Store, Table, Taken, Wanted};
-use crate::{Claim, Claimed, Failure, Settled, Settlement, Source, StoreError, Wakeup};
+use crate::{Claim, Claimed, Failure, FaultKind, Settled, Settlement, Source, StoreError, Wakeup};
+
+/// How often a process that waits for the ownership of a table asks for it.
+const STANDBY: Duration = Duration::from_millis(500);
+
+/// How often a table is asked by processes that cannot tell each other of what they release.
+const UNTOLD: Duration = Duration::from_secs(1);
 
 /// The pending events of one outbox, or of one event type in it.
 pub struct OutboxSource<S: Store> {
@@ -104,7 +110,7 @@ impl<S: Store> OutboxSource<S> {
     ) -> Held {
         let is_single = self.table.mode() == Mode::SingleNode;
         let mut held = Held { items: Vec::with_capacity(rows.len()), met_in_passing: false };
-        let mut undecodable = Vec::new();
+        let (mut undecodable, mut behind) = (Vec::new(), Behind::default());
         for Pending { position, created_at, event, is_dead, is_suspect, key } in rows {
             let seq = position.seq;
             if is_dead {
@@ -118,6 +124,7 @@ impl<S: Store> OutboxSource<S> {
                 continue;
             }
             match event {
+                Ok(_) if behind.is_unreadable(key.as_ref()) => behind.rows.push(seq),
                 Ok((attempts, event)) => {
                     let permit = if is_suspect { permit.take() } else { None };
                     self.lane.holdings.hold(seq, grip, permit);
@@ -130,27 +137,74 @@ impl<S: Store> OutboxSource<S> {
                         ..Claimed::new(item, attempts.saturating_add(1), bytes)
                     });
                 }
-                Err(reason) => undecodable.push((seq, reason)),
+                Err(reason) => {
+                    behind.keys.extend(key);
+                    undecodable.push((seq, reason));
+                }
             }
         }
         if !undecodable.is_empty() {
             self.bury(self.fence(grip.ticket, grip.generation), undecodable).await;
         }
+        if !behind.rows.is_empty() {
+            let locks = [self.lane.lock(grip.ticket)];
+            let released = in_time(&self.table, self.table.store().release(&locks, &behind.rows));
+            if let Err(error) = released.await {
+                tracing::warn!(error = error.chain(), "rows behind an undecodable one wait for their leases");
+            }
+        }
         held
+    }
+}
+
+/// The rows of a claim that stand behind one of their key that cannot be read: whether they may pass it is for the next
+/// claim to say.
+#[derive(Default)]
+struct Behind {
+    keys: HashSet<Arc<str>>,
+    rows: Vec<i64>,
+}
+
+impl Behind {
+    fn is_unreadable(&self, key: Option<&Arc<str>>) -> bool {
+        key.is_some_and(|key| self.keys.contains(key))
     }
 }
 
 /// Gives back those items that are still held.
 pub(super) async fn release<S: Store>(table: &Table<S>, lane: &Lane, items: &[&OutboxItem]) -> Result<(), StoreError> {
     let items: Vec<&OutboxItem> = items.iter().copied().filter(|item| lane.holdings.has(item)).collect();
-    if table.mode().leases_rows() && !items.is_empty() {
-        let (locks, rows) = leases(lane, &items);
-        let _one_at_a_time = lane.recording.lock().await;
-        table.store().release(&locks, &rows).await?;
-    }
+    release_leases(table, lane, &items).await?;
     let_go(table, lane, &items);
     lane.look_from_the_beginning();
     Ok(())
+}
+
+/// Ends the leases of items, also of those that this process has forgotten: the locks are fence enough.
+pub(super) async fn release_leases<S: Store>(
+    table: &Table<S>,
+    lane: &Lane,
+    items: &[&OutboxItem],
+) -> Result<(), StoreError> {
+    if table.mode().leases_rows() && !items.is_empty() {
+        let (locks, rows) = leases(lane, items);
+        let _one_at_a_time = lane.recording.lock().await;
+        in_time(table, table.store().release(&locks, &rows)).await?;
+    }
+    Ok(())
+}
+
+/// A connection that hangs must not hold up what others could do meanwhile: whatever is cut off here is fenced, and
+/// repeated.
+async fn in_time<S: Store, T>(
+    table: &Table<S>,
+    statement: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    let enough = (table.row_lease() / 3).max(Duration::from_secs(1));
+    match tokio::time::timeout(enough, statement).await {
+        Ok(answer) => answer,
+        Err(late) => Err(StoreError::new("get an answer from the database", FaultKind::Passing, late)),
+    }
 }
 
 /// The locks of items and their rows, as statements about leases want them.
@@ -160,7 +214,7 @@ fn leases(lane: &Lane, items: &[&OutboxItem]) -> (Vec<String>, Vec<i64>) {
     (tickets.into_iter().map(|ticket| lane.lock(ticket)).collect(), rows.into_iter().collect())
 }
 
-fn let_go<S: Store>(table: &Table<S>, lane: &Lane, items: &[&OutboxItem]) {
+pub(super) fn let_go<S: Store>(table: &Table<S>, lane: &Lane, items: &[&OutboxItem]) {
     let mut suspect_is_gone = false;
     for item in items {
         suspect_is_gone |= lane.holdings.let_go(item);
@@ -188,7 +242,10 @@ impl<S: Store> Source for OutboxSource<S> {
             true => 0,
             false => match table.ownership().hold(table.store()).await? {
                 Owner::Us { generation } => generation,
-                Owner::Other { remaining } => return Ok(Claim { items: Vec::new(), next_due: Some(remaining) }),
+                Owner::Other { remaining } => {
+                    // It may go before its time, and not every database can tell.
+                    return Ok(Claim { items: Vec::new(), next_due: Some(remaining.min(STANDBY)) });
+                }
             },
         };
         let left_out = lane.holdings.begin_claim(generation, started);
@@ -219,6 +276,10 @@ impl<S: Store> Source for OutboxSource<S> {
         }
         // What is due and too young is not worth asking for again and again.
         next_due = next_due.map(|wait| wait.max(self.skip_recent / 4));
+        if leases_rows && !table.store().notifies() {
+            // Nobody tells when another process releases what it held.
+            next_due = Some(next_due.unwrap_or(UNTOLD).min(UNTOLD));
+        }
         if !leases_rows {
             // An owner who does not come again would lose its table.
             next_due = Some(next_due.unwrap_or(Duration::MAX).min(table.row_lease() / 3));
@@ -252,7 +313,7 @@ impl<S: Store> Source for OutboxSource<S> {
                     fences.into_iter().map(|(ticket, generation)| self.fence(ticket, generation)).collect();
                 let fences: Vec<String> = fences.into_iter().collect();
                 let _one_at_a_time = self.lane.recording.lock().await;
-                self.table.store().record(&fences, &changes).await?
+                in_time(&self.table, self.table.store().record(&fences, &changes)).await?
             }
         };
         if settling.recorded() {
@@ -292,7 +353,7 @@ impl<S: Store> Source for OutboxSource<S> {
             let (locks, rows) = leases(&self.lane, &extended);
             let stand = {
                 let _one_at_a_time = self.lane.recording.lock().await;
-                self.table.store().renew(&locks, &rows).await?
+                in_time(&self.table, self.table.store().renew(&locks, &rows)).await?
             };
             for (claimed, renewed) in held.iter().zip(&mut renewed).filter(|(_, renewed)| **renewed) {
                 *renewed = stand.contains(&claimed.item.seq);

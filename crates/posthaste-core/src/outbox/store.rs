@@ -142,6 +142,10 @@ pub trait Store: Send + Sync + 'static {
         lock: Option<&str>,
     ) -> Result<Vec<i64>, StoreError>;
 
+    /// Which of these rows, just inserted on this connection, are still there: the service may have undone some, and the
+    /// database all of them after an error that the service did not heed. An error means that nothing can commit any more.
+    async fn standing(&self, connection: &mut Self::Connection, rows: &[i64]) -> Result<HashSet<i64>, StoreError>;
+
     /// Takes rows that are due. What that means depends on the mode:
     ///
     /// - single node: they are read, nothing is written;
@@ -175,6 +179,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// Event types with something due.
     async fn pending_types(&self) -> Result<Vec<String>, StoreError>;
+
+    /// Whether [`notify`](Self::notify) reaches other processes.
+    fn notifies(&self) -> bool;
 
     /// Tells other processes that something was committed, where the database can. Never part of the service's
     /// transaction.
@@ -343,7 +350,8 @@ impl Change {
 
 /// A failure as a row keeps it.
 fn error_text(failure: &Failure) -> String {
-    let text = failure.to_string();
+    // No database but one keeps U+0000 in a text, and nobody would see it.
+    let text = failure.to_string().replace('\0', "\u{fffd}");
     match text.char_indices().nth(LONGEST_ERROR) {
         None => text,
         Some(_) => text.chars().take(LONGEST_ERROR - 3).chain("...".chars()).collect(),

@@ -82,6 +82,11 @@ impl<S: Store> Table<S> {
         }))
     }
 
+    /// Whether both are this process's part in the same table.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// The statements behind it.
     pub fn store(&self) -> &S {
         &self.0.store
@@ -107,6 +112,7 @@ impl<S: Store> Table<S> {
 
     fn source(&self, name: &str) -> OutboxSource<S> {
         self.0.open_sources.fetch_add(1, Ordering::AcqRel);
+        self.0.ownership.wanted();
         let lane = self.lanes().entry(name.to_owned()).or_insert_with(|| Arc::new(Lane::new(name, next_id()))).clone();
         OutboxSource::new(self.clone(), lane)
     }

@@ -7,7 +7,7 @@ use tokio::time::{Instant, sleep};
 use super::hold::Grip;
 use super::hook::{WriterHook, shielded};
 use super::lane::Lane;
-use super::source::release;
+use super::source::{let_go, release_leases};
 use super::store::is_unknown;
 use super::{Mode, OutboxItem, Owner, Store, Table};
 use crate::{Claimed, Event, HotDeadline, HotPermit, StoreError};
@@ -40,6 +40,8 @@ pub struct Notes<S: Store> {
     handed: Vec<(Claimed<OutboxItem>, HotPermit)>,
     /// Something was written that has to be looked for.
     unclaimed: bool,
+    /// A write has begun and not ended.
+    is_writing: bool,
     /// For the hook: what each write wrote.
     batches: Vec<Vec<Event>>,
     ended: bool,
@@ -61,14 +63,17 @@ enum End {
 
 impl<S: Store> Transaction<S> {
     pub(super) async fn begin(table: &Table<S>, hook: Option<Arc<dyn WriterHook>>) -> Result<Self, StoreError> {
+        // Before a connection is taken: it may be the only one.
         let hot = hot(table).await;
         let inner = table.store().begin().await?;
+        let hot = hot.map(|hot| hot.starting_now(table));
         let notes = Notes {
             table: table.clone(),
             hook,
             hot,
             handed: Vec::new(),
             unclaimed: false,
+            is_writing: false,
             batches: Vec::new(),
             ended: false,
         };
@@ -78,6 +83,9 @@ impl<S: Store> Transaction<S> {
     /// Makes everything in it permanent. An error of kind [`OutcomeUnknown`](crate::FaultKind::OutcomeUnknown) means that the
     /// connection was lost on the way: it may have committed, and then its events will be delivered.
     pub async fn commit(mut self) -> Result<(), StoreError> {
+        if let Some(inner) = &mut self.inner {
+            self.notes.keep_what_stands(inner).await?;
+        }
         if let Some(inner) = self.inner.take() {
             let committed = self.notes.table.store().commit(inner).await;
             self.notes.end(match &committed {
@@ -119,7 +127,41 @@ async fn hot<S: Store>(table: &Table<S>) -> Option<Hot> {
     Some(Hot { lane, grip: Grip { ticket, generation, until }, deadline })
 }
 
+impl Hot {
+    /// Rows that are leased are leased from their insert, however long somebody waited for a connection. Who owns the
+    /// table owns it from before.
+    fn starting_now<S: Store>(self, table: &Table<S>) -> Self {
+        match table.hot().filter(|_| table.mode().leases_rows()) {
+            Some((door, _)) => {
+                let grip = Grip { until: Instant::now() + table.lease(), ..self.grip };
+                Self { grip, deadline: door.deadline(), ..self }
+            }
+            None => self,
+        }
+    }
+}
+
 impl<S: Store> Notes<S> {
+    pub(super) fn is_of(&self, table: &Table<S>) -> bool {
+        self.table.is_same(table)
+    }
+
+    /// Rows that were undone by the service, or by the database because of an error that nobody heeded, are not handed
+    /// over. In a transaction that cannot commit any more, this is where it is told.
+    async fn keep_what_stands(&mut self, connection: &mut S::Connection) -> Result<(), StoreError> {
+        if self.handed.is_empty() {
+            return Ok(());
+        }
+        let rows: Vec<i64> = self.handed.iter().map(|(claimed, _)| claimed.item.seq).collect();
+        let stand = self.table.store().standing(connection, &rows).await?;
+        if let Some(hot) = self.hot.as_ref().filter(|_| stand.len() < rows.len()) {
+            for (undone, _) in self.handed.extract_if(.., |(claimed, _)| !stand.contains(&claimed.item.seq)) {
+                hot.lane.holdings.let_go(&undone.item);
+            }
+        }
+        Ok(())
+    }
+
     /// A place in the hot queue for this event, where it may have one.
     pub(super) fn permit(&mut self, event: &Event) -> Option<HotPermit> {
         self.hot.as_ref()?;
@@ -155,8 +197,13 @@ impl<S: Store> Notes<S> {
         self.unclaimed = true;
     }
 
+    pub(super) fn begin_write(&mut self) {
+        self.is_writing = true;
+    }
+
     /// A write is through; its events are the hook's.
-    pub(super) fn wrote(&mut self, events: Vec<Event>) {
+    pub(super) fn end_write(&mut self, events: Vec<Event>) {
+        self.is_writing = false;
         if self.hook.is_some() {
             self.batches.push(events);
         }
@@ -167,7 +214,7 @@ impl<S: Store> Notes<S> {
             return;
         }
         self.end_claims(end);
-        if self.unclaimed && end != End::RolledBack {
+        if (self.unclaimed || self.is_writing) && end != End::RolledBack {
             self.table.committed();
         }
         let Some(hook) = &self.hook else { return };
@@ -208,7 +255,7 @@ async fn give_back<S: Store>(table: Table<S>, lane: Arc<Lane>, items: Vec<Claime
     let items: Vec<&OutboxItem> = items.iter().map(|claimed| &claimed.item).collect();
     let until = Instant::now() + table.row_lease();
     let mut pause = Duration::from_millis(20);
-    while let Err(error) = release(&table, &lane, &items).await {
+    while let Err(error) = release_leases(&table, &lane, &items).await {
         tracing::warn!(error = error.chain(), "events are not given back yet; trying again");
         if Instant::now() >= until {
             return;
@@ -216,6 +263,7 @@ async fn give_back<S: Store>(table: Table<S>, lane: Arc<Lane>, items: Vec<Claime
         sleep(pause).await;
         pause = (pause * 2).min(Duration::from_secs(1));
     }
+    let_go(&table, &lane, &items);
     table.committed();
 }
 

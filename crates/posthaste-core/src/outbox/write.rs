@@ -41,6 +41,8 @@ pub(super) async fn write_all<S: Store>(
         return Ok(Vec::new());
     }
     let (connection, notes) = transaction.parts();
+    // A transaction that another outbox began is to this one like any other of the service.
+    let notes = notes.filter(|notes| notes.is_of(table));
     let ids = events.iter().map(|event| event.id().to_owned()).collect();
     match notes {
         None => {
@@ -54,6 +56,8 @@ pub(super) async fn write_all<S: Store>(
         Some(notes) => {
             let mut permits: Vec<_> = events.iter().map(|event| notes.permit(event)).collect();
             let lock = notes.lock();
+            // Whoever drops this half way and commits all the same has written something that is to be looked for.
+            notes.begin_write();
             let mut from = 0;
             // Numbers follow the order of the events, so claimed and unclaimed ones go in as they alternate.
             while from < events.len() {
@@ -73,7 +77,7 @@ pub(super) async fn write_all<S: Store>(
             if let Some(hook) = hook {
                 shielded("after_write", || hook.after_write(&events));
             }
-            notes.wrote(events);
+            notes.end_write(events);
         }
     }
     Ok(ids)

@@ -27,8 +27,17 @@ pub(super) async fn claim<S: Source>(flow: &Flow<S>, stop: &CancellationToken) {
         flow.forget_due(asked);
         let before = flow.clock.now();
         let limit = flow.room().min(flow.options.batch.max(1));
-        // Never cut short: a claim whose answer is thrown away would stay claimed until its lease ends.
-        let next_due = match flow.source.claim(limit).await {
+        // Not cut short as long as the drain time lasts: a claim whose answer is thrown away stays claimed until its lease
+        // ends.
+        let claimed = tokio::select! {
+            biased;
+            claimed = flow.source.claim(limit) => claimed,
+            () = drained(flow, stop) => {
+                tracing::warn!(relay = flow.name, "the source did not answer: what it may have claimed ends with its lease");
+                return;
+            }
+        };
+        let next_due = match claimed {
             Ok(claim) => {
                 pause = Duration::from_millis(20);
                 let full = claim.items.len() >= limit;
@@ -66,6 +75,12 @@ pub(super) async fn claim<S: Source>(flow: &Flow<S>, stop: &CancellationToken) {
             () = due(flow, asked + wait.clamp(Duration::from_millis(1), LONGEST_WAIT)) => {}
         }
     }
+}
+
+/// Waits for the end of the drain time.
+async fn drained<S: Source>(flow: &Flow<S>, stop: &CancellationToken) {
+    stop.cancelled().await;
+    sleep(flow.options.drain).await;
 }
 
 /// Keeps the leases of what waits and of what is being delivered.

@@ -325,6 +325,10 @@ impl<S: Source> Entrance<S::Item> for Flow<S> {
         self.lock_held().open_to_hot
     }
 
+    fn is_heavy(&self) -> bool {
+        self.lock_held().bytes >= self.options.max_bytes
+    }
+
     fn meters(&self) -> &Meters {
         &self.meters
     }

@@ -22,6 +22,8 @@ pub(super) trait Entrance<T>: Send + Sync {
     fn lease(&self) -> Duration;
     fn enter(&self, items: Vec<(Claimed<T>, OwnedSemaphorePermit)>, deadline: u64) -> Result<(), Vec<Claimed<T>>>;
     fn is_open(&self) -> bool;
+    /// Whether what is held weighs so much that nothing more is to come in.
+    fn is_heavy(&self) -> bool;
     fn meters(&self) -> &Meters;
 }
 
@@ -51,13 +53,12 @@ impl<T> HotDoor<T> {
 
     /// A place, if there is one. `None` is counted as dropped: the item waits to be claimed.
     pub fn permit(&self) -> Option<HotPermit> {
-        let permit = self.permits.clone().try_acquire_owned().ok().map(HotPermit);
-        if permit.is_none()
-            && let Some(entrance) = self.entrance.upgrade()
-        {
+        let entrance = self.entrance.upgrade()?;
+        let permit = self.permits.clone().try_acquire_owned().ok().filter(|_| !entrance.is_heavy());
+        if permit.is_none() {
             entrance.meters().hot_dropped();
         }
-        permit
+        permit.map(HotPermit)
     }
 
     /// A delayed item does not come in here; counted.

@@ -5,8 +5,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::flow::{Flow, Pile};
-use crate::{Disposition, Settled, Settlement, Source, StoreError};
+use super::flow::{Decided, Flow, Pile};
+use crate::{Disposition, FaultKind, Settled, Settlement, Source, StoreError};
 
 /// Records outcomes in groups, and at the `end` what is left.
 pub(super) async fn settle<S: Source>(flow: Arc<Flow<S>>, end: CancellationToken) {
@@ -43,45 +43,103 @@ async fn gather<S: Source>(flow: &Flow<S>) {
     }
 }
 
+/// How often the outcome of one item is told that the store refuses, before it is left to the end of its lease.
+const REFUSALS: u32 = 10;
+
 /// Tries until the store answers. Meanwhile nothing is claimed: what is known must be on record first.
 async fn record<S: Source>(flow: &Flow<S>, pile: Pile<S::Item>) {
-    let mut pause = Duration::from_millis(20);
-    while let Err(error) = try_record(flow, &pile).await {
-        flow.troubled.store(true, Ordering::Release);
-        tracing::warn!(relay = flow.name, error = error.chain(), "outcomes are not recorded yet; trying again");
-        sleep(pause).await;
-        pause = (pause * 2).min(Duration::from_secs(1));
+    if !pile.decided.is_empty() {
+        record_decided(flow, &pile.decided).await;
+    }
+    if !pile.released.is_empty() {
+        let released: Vec<_> = pile.released.iter().map(|held| &held.claimed).collect();
+        let mut pause = Pause::default();
+        while let Err(error) = flow.source.release(&released).await {
+            pause.after(flow, &error).await;
+        }
+        flow.expect_due(Duration::ZERO);
     }
     flow.troubled.store(false, Ordering::Release);
     flow.forget(pile.decided.iter().map(|decided| &decided.held).chain(&pile.released));
 }
 
-async fn try_record<S: Source>(flow: &Flow<S>, pile: &Pile<S::Item>) -> Result<(), StoreError> {
-    if !pile.decided.is_empty() {
-        let settlements: Vec<_> = pile
-            .decided
-            .iter()
-            .map(|decided| Settlement {
-                claimed: &decided.held.claimed,
-                disposition: &decided.disposition,
-                took: decided.took,
-            })
-            .collect();
-        let settled = flow.source.settle(&settlements).await?;
-        for (decided, settled) in pile.decided.iter().zip(settled) {
-            flow.meters.settled(&decided.disposition, settled, decided.took);
-            if settled == Settled::LostLease {
-                flow.revoke_run(&decided.held);
+/// What the store refuses for good is recorded one by one, so that one item that cannot be recorded does not keep the
+/// others from it.
+async fn record_decided<S: Source>(flow: &Flow<S>, decided: &[Decided<S::Item>]) {
+    let mut pause = Pause::default();
+    loop {
+        let Err(error) = settle_some(flow, decided).await else { return };
+        pause.after(flow, &error).await;
+        if error.kind() == FaultKind::Lasting && decided.len() > 1 {
+            let mut refused = Vec::new();
+            for (place, one) in decided.iter().enumerate() {
+                if settle_some(flow, std::slice::from_ref(one)).await.is_err() {
+                    refused.push(place);
+                }
             }
-            if let Disposition::Retry { after, .. } = decided.disposition {
-                flow.expect_due(after);
+            // Where it refuses all of them it is no item's fault: somebody has to mend the store.
+            if refused.len() < decided.len() {
+                for place in refused {
+                    record_refused(flow, &decided[place]).await;
+                }
+                return;
             }
+        } else if error.kind() == FaultKind::Lasting && pause.times >= REFUSALS {
+            return leave_to_its_lease(flow, &error);
         }
     }
-    if !pile.released.is_empty() {
-        let released: Vec<_> = pile.released.iter().map(|held| &held.claimed).collect();
-        flow.source.release(&released).await?;
-        flow.expect_due(Duration::ZERO);
+}
+
+async fn record_refused<S: Source>(flow: &Flow<S>, one: &Decided<S::Item>) {
+    let mut pause = Pause::default();
+    while let Err(error) = settle_some(flow, std::slice::from_ref(one)).await {
+        pause.after(flow, &error).await;
+        if error.kind() == FaultKind::Lasting && pause.times >= REFUSALS {
+            return leave_to_its_lease(flow, &error);
+        }
+    }
+}
+
+fn leave_to_its_lease<S: Source>(flow: &Flow<S>, error: &StoreError) {
+    flow.meters.lost(1);
+    tracing::error!(
+        relay = flow.name,
+        error = error.chain(),
+        "an outcome cannot be recorded: the item will come again"
+    );
+}
+
+async fn settle_some<S: Source>(flow: &Flow<S>, decided: &[Decided<S::Item>]) -> Result<(), StoreError> {
+    let settlements = decided.iter().map(|decided| Settlement {
+        claimed: &decided.held.claimed,
+        disposition: &decided.disposition,
+        took: decided.took,
+    });
+    let settlements: Vec<_> = settlements.collect();
+    let settled = flow.source.settle(&settlements).await?;
+    for (decided, settled) in decided.iter().zip(settled) {
+        flow.meters.settled(&decided.disposition, settled, decided.took);
+        if settled == Settled::LostLease {
+            flow.revoke_run(&decided.held);
+        }
+        if let Disposition::Retry { after, .. } = decided.disposition {
+            flow.expect_due(after);
+        }
     }
     Ok(())
+}
+
+/// Longer and longer waits between attempts to record something.
+#[derive(Default)]
+struct Pause {
+    times: u32,
+}
+
+impl Pause {
+    async fn after<S: Source>(&mut self, flow: &Flow<S>, error: &StoreError) {
+        flow.troubled.store(true, Ordering::Release);
+        tracing::warn!(relay = flow.name, error = error.chain(), "outcomes are not recorded yet; trying again");
+        sleep(Duration::from_millis(20 << self.times.min(6)).min(Duration::from_secs(1))).await;
+        self.times += 1;
+    }
 }

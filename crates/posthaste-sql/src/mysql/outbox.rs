@@ -185,6 +185,12 @@ impl Store for OutboxStore {
         self.insert_all(connection, events, lock).await.map_err(|error| store_error(DOING, error))
     }
 
+    async fn standing(&self, connection: &mut MySqlConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        let standing = sqlx::query_scalar(self.sql(insert::STANDING)).bind(list(rows)).fetch_all(connection).await;
+        let standing: Vec<i64> = standing.map_err(|error| store_error("commit a transaction", error))?;
+        Ok(standing.into_iter().collect())
+    }
+
     async fn take(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
         let taken = match self.mode {
             Mode::MultiNode => self.lease_due(wanted).await,
@@ -213,6 +219,10 @@ impl Store for OutboxStore {
 
     async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
         self.due_types().await.map_err(|error| store_error("list the pending event types of the outbox", error))
+    }
+
+    fn notifies(&self) -> bool {
+        false
     }
 
     async fn notify(&self) -> Result<(), StoreError> {

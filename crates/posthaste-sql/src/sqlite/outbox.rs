@@ -184,6 +184,11 @@ impl Store for OutboxStore {
         self.insert_all(connection, events, lock).await.map_err(|error| store_error("write to the outbox", error))
     }
 
+    /// SQLite refuses the COMMIT of what it has rolled back itself, and says so.
+    async fn standing(&self, _: &mut SqliteConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        Ok(rows.iter().copied().collect())
+    }
+
     async fn take(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
         match self.0.mode.leases_rows() {
             true => self.lease_due(wanted).await,
@@ -218,6 +223,10 @@ impl Store for OutboxStore {
     }
 
     /// SQLite has no way to tell.
+    fn notifies(&self) -> bool {
+        false
+    }
+
     async fn notify(&self) -> Result<(), StoreError> {
         Ok(())
     }

@@ -80,6 +80,11 @@ impl Store for MemoryOutbox {
         connection.insert(&self.database, &self.table, events, lock)
     }
 
+    async fn standing(&self, _: &mut MemoryConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        drop(self.statement("look at rows of a transaction in")?);
+        Ok(rows.iter().copied().collect())
+    }
+
     async fn take(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
         let (mut state, now) = self.statement("claim from")?;
         Ok(state.table(&self.table).take(&Look::new(self.mode, wanted, now)))
@@ -130,6 +135,10 @@ impl Store for MemoryOutbox {
     async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
         let (mut state, now) = self.statement("look for event types in")?;
         Ok(state.table(&self.table).pending_types(now))
+    }
+
+    fn notifies(&self) -> bool {
+        true
     }
 
     async fn notify(&self) -> Result<(), StoreError> {

@@ -230,6 +230,13 @@ impl Store for FaultyStore {
         Ok(rows)
     }
 
+    async fn standing(&self, connection: &mut MemoryConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        let fault = self.before().await?;
+        let standing = self.store.standing(connection, rows).await?;
+        self.after(fault).await?;
+        Ok(standing)
+    }
+
     async fn take(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
         let fault = self.before().await?;
         let mut taken = self.store.take(wanted).await?;
@@ -282,6 +289,10 @@ impl Store for FaultyStore {
 
     async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
         self.store.pending_types().await
+    }
+
+    fn notifies(&self) -> bool {
+        self.store.notifies()
     }
 
     async fn notify(&self) -> Result<(), StoreError> {

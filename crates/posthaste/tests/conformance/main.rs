@@ -14,6 +14,7 @@ mod modes;
 mod parts;
 mod poller;
 mod purge;
+mod robustness;
 mod store;
 mod transactions;
 mod writer;

@@ -25,6 +25,9 @@ const NUMBERS: &str = "SELECT event_id, seq
      FROM JSON_TABLE(?, '$[*]' COLUMNS (id VARCHAR(128) PATH '$')) AS wanted
      STRAIGHT_JOIN {table} ON event_id = CONVERT(wanted.id USING utf8mb4) COLLATE utf8mb4_bin";
 
+/// Binds: the rows. A transaction that a deadlock has undone commits what came after it as if it were well.
+pub(super) const STANDING: &str = "SELECT seq FROM {rows}";
+
 /// Whether there is a text that its column cannot hold.
 pub(super) fn check(events: &[&Event]) -> Result<(), TooLong> {
     const LONGEST: usize = 255;

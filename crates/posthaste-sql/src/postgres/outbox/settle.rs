@@ -36,6 +36,9 @@ fn fence(mode: Mode) -> &'static str {
     }
 }
 
+/// Each statement sees what was committed before it, whatever the server's default is: what is unparked depends on it.
+pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+
 /// What is answered of a changed row: in ordered mode also whose wait it ends.
 fn answered(mode: Mode) -> &'static str {
     match mode {
@@ -81,7 +84,7 @@ impl OutboxStore {
             let rows = self.change_rows(&mut *self.pool.acquire().await?, fences, changes).await?;
             return rows.iter().map(|row| row.try_get(0)).collect();
         }
-        let mut transaction = self.pool.begin().await?;
+        let mut transaction = self.pool.begin_with(BEGIN).await?;
         let rows = self.change_rows(&mut transaction, fences, changes).await?;
         let (mut changed, mut passed) = (HashSet::new(), Vec::new());
         for row in &rows {

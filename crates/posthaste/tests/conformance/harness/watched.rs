@@ -120,6 +120,11 @@ impl<S: Store> Store for Watched<S> {
         self.store.insert(connection, events, lock).await
     }
 
+    async fn standing(&self, connection: &mut S::Connection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        self.book.note("standing", rows.len())?;
+        self.store.standing(connection, rows).await
+    }
+
     async fn take(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
         self.book.note("take", wanted.limit)?;
         self.store.take(wanted).await
@@ -147,6 +152,10 @@ impl<S: Store> Store for Watched<S> {
 
     async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
         self.store.pending_types().await
+    }
+
+    fn notifies(&self) -> bool {
+        self.store.notifies()
     }
 
     async fn notify(&self) -> Result<(), StoreError> {

@@ -1,0 +1,132 @@
+//! What a service may do wrong, and what a database may, without an event being lost, delivered twice or made up.
+
+use std::time::Duration;
+
+use posthaste::{Event, Failure, Mode, Outbox, OutboxStatus, RetryPolicy};
+
+use crate::harness::{
+    Calls, Harness, Postgres, Tamper, all_done, event, event_of, events, on_every_store, outbox, row_when, until,
+    write, writer,
+};
+
+on_every_store! {
+    a_transaction_of_one_outbox_carries_the_events_of_another,
+    an_event_behind_one_that_cannot_be_read_does_not_pass_it,
+    any_text_of_a_failure_can_be_recorded,
+    a_standby_takes_over_within_a_second_of_a_clean_stop,
+    a_heavy_hot_queue_leaves_the_rest_to_the_table,
+}
+
+/// Two outboxes in one database, and one transaction for the events of both.
+async fn a_transaction_of_one_outbox_carries_the_events_of_another<H: Harness>(db: H) {
+    for mode in [Mode::SingleNode, Mode::MultiNode] {
+        let (orders_calls, audit_calls) = (Calls::default(), Calls::default());
+        let table = |name: &str| format!("{name}_{}", mode.word());
+        let orders = outbox(&db, &orders_calls, |builder| builder.mode(mode).table(table("orders"))).await;
+        let audit = outbox(&db, &audit_calls, |builder| builder.mode(mode).table(table("audit"))).await;
+        let (order, record) = (event(), event());
+        let mut transaction = orders.begin().await.unwrap();
+        audit.write(&mut transaction, &record).await.unwrap();
+        orders.write(&mut transaction, &order).await.unwrap();
+        transaction.commit().await.unwrap();
+        audit.committed();
+        all_done(&orders, &[order.id().to_owned()]).await;
+        all_done(&audit, &[record.id().to_owned()]).await;
+        orders.close().await;
+        audit.close().await;
+        assert_eq!(
+            (orders_calls.ids(), audit_calls.ids()),
+            (vec![order.id().to_owned()], vec![record.id().to_owned()])
+        );
+    }
+}
+
+async fn an_event_behind_one_that_cannot_be_read_does_not_pass_it<H: Harness>(db: H) {
+    let calls = Calls::default();
+    let events: Vec<Event> = (0..3).map(|_| event_of("1")).collect();
+    let ids = write(&writer(&db).await, &events).await;
+    db.tamper(Tamper::BreakHeaders { event_id: &ids[1] }).await;
+    let outbox = outbox(&db, &calls, |builder| builder.ordered()).await;
+    row_when(&outbox, &ids[1], |row| row.status == OutboxStatus::Dead).await;
+    row_when(&outbox, &ids[0], |row| row.status == OutboxStatus::Done).await;
+    let last = row_when(&outbox, &ids[2], |row| row.locked_by.is_none()).await;
+    assert_eq!(last.status, OutboxStatus::New, "it waits behind the dead one");
+    assert!(outbox.dead().discard(&ids[1]).await.unwrap());
+    all_done(&outbox, &ids[2..]).await;
+    outbox.close().await;
+    assert_eq!(calls.ids(), [ids[0].clone(), ids[2].clone()]);
+}
+
+async fn any_text_of_a_failure_can_be_recorded<H: Harness>(db: H) {
+    let retry = RetryPolicy::Fixed { interval: Duration::from_millis(1), max_attempts: Some(1) };
+    let builder = Outbox::new(db.pool().await).retry(retry).on("t", |event| async move {
+        match event.payload().as_bytes() {
+            b"bad" => Err(Failure::transient("odd", "a\0b \u{10ffff} \u{1f600} \\ ' \"")),
+            _ => Ok(()),
+        }
+    });
+    let outbox = builder.start().await.unwrap();
+    let bad = Event::text("t", "bad").build().unwrap();
+    let ids = write(&outbox, &[event(), bad, event()]).await;
+    let row = row_when(&outbox, &ids[1], |row| row.status == OutboxStatus::Dead).await;
+    assert_eq!(row.last_error.as_deref(), Some("odd: a\u{fffd}b \u{10ffff} \u{1f600} \\ ' \""));
+    all_done(&outbox, &[ids[0].clone(), ids[2].clone()]).await;
+    outbox.close().await;
+}
+
+/// With default settings, but for a poll that would never come.
+async fn a_standby_takes_over_within_a_second_of_a_clean_stop<H: Harness>(db: H) {
+    let calls = Calls::default();
+    let first = outbox(&db, &calls, |builder| builder).await;
+    write(&first, &events(1)).await;
+    calls.wait_for(1).await;
+    let second = outbox(&db, &calls, |builder| builder).await;
+    first.close().await;
+    let started = tokio::time::Instant::now();
+    let ids = write(&second, &events(1)).await;
+    all_done(&second, &ids).await;
+    // One second is the promise; the rest is for a machine that is busy with other tests.
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    second.close().await;
+    assert_eq!(calls.len(), 2);
+}
+
+async fn a_heavy_hot_queue_leaves_the_rest_to_the_table<H: Harness>(db: H) {
+    let calls = Calls::default();
+    let outbox = outbox(&db, &calls, |builder| builder).await;
+    let heavy: Vec<Event> = (0..80).map(|_| Event::text("t", "x".repeat(1 << 20)).build().unwrap()).collect();
+    let mut ids = Vec::new();
+    for events in heavy.chunks(4) {
+        ids.extend(write(&outbox, events).await);
+    }
+    all_done(&outbox, &ids).await;
+    outbox.close().await;
+    assert_eq!(calls.len(), 80);
+}
+
+/// PostgreSQL answers such a COMMIT as if it were well.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_commit_after_a_failed_statement_is_an_error_and_delivers_nothing() {
+    let db = Postgres::start().await;
+    for mode in [Mode::SingleNode, Mode::MultiNode] {
+        let calls = Calls::default();
+        let outbox = outbox(&db, &calls, |builder| builder.mode(mode).table(format!("t_{}", mode.word()))).await;
+        let gone = event();
+        let mut transaction = outbox.begin().await.unwrap();
+        outbox.write(&mut transaction, &gone).await.unwrap();
+        assert!(sqlx::query("SELECT 1 / 0").execute(&mut *transaction).await.is_err());
+        assert!(transaction.commit().await.is_err());
+        // What the service undoes by itself is not delivered either.
+        let (undone, kept) = (event(), event());
+        let mut transaction = outbox.begin().await.unwrap();
+        sqlx::query("SAVEPOINT before").execute(&mut *transaction).await.unwrap();
+        outbox.write(&mut transaction, &undone).await.unwrap();
+        sqlx::query("ROLLBACK TO SAVEPOINT before").execute(&mut *transaction).await.unwrap();
+        outbox.write(&mut transaction, &kept).await.unwrap();
+        transaction.commit().await.unwrap();
+        all_done(&outbox, &[kept.id().to_owned()]).await;
+        until("nothing is held", async || outbox.find(gone.id()).await.unwrap().is_none()).await;
+        outbox.close().await;
+        assert_eq!(calls.ids(), [kept.id().to_owned()]);
+    }
+}
