@@ -142,8 +142,8 @@ pub trait Store: Send + Sync + 'static {
         lock: Option<&str>,
     ) -> Result<Vec<i64>, StoreError>;
 
-    /// Which of these rows, just inserted on this connection, are still there: the service may have undone some, and the
-    /// database all of them after an error that the service did not heed. An error means that nothing can commit any more.
+    /// Which of these rows, just inserted on this connection, a commit would leave: a database may have undone them after
+    /// an error that the service did not heed. An error means that nothing can commit any more.
     async fn standing(&self, connection: &mut Self::Connection, rows: &[i64]) -> Result<HashSet<i64>, StoreError>;
 
     /// Takes rows that are due. What that means depends on the mode:

@@ -42,6 +42,8 @@ pub struct Notes<S: Store> {
     unclaimed: bool,
     /// A write has begun and not ended.
     is_writing: bool,
+    /// The service has had the connection since the first write: who knows what its statements came to.
+    is_touched: bool,
     /// For the hook: what each write wrote.
     batches: Vec<Vec<Event>>,
     ended: bool,
@@ -74,6 +76,7 @@ impl<S: Store> Transaction<S> {
             handed: Vec::new(),
             unclaimed: false,
             is_writing: false,
+            is_touched: false,
             batches: Vec::new(),
             ended: false,
         };
@@ -146,10 +149,10 @@ impl<S: Store> Notes<S> {
         self.table.is_same(table)
     }
 
-    /// Rows that were undone by the service, or by the database because of an error that nobody heeded, are not handed
-    /// over. In a transaction that cannot commit any more, this is where it is told.
+    /// Rows that the database has undone because of an error that nobody heeded are not handed over. In a transaction that cannot commit any more, this is where it is told.
     async fn keep_what_stands(&mut self, connection: &mut S::Connection) -> Result<(), StoreError> {
-        if self.handed.is_empty() {
+        // As a rule the one write is the last statement, and its success shows that all is well.
+        if self.handed.is_empty() || !self.is_touched {
             return Ok(());
         }
         let rows: Vec<i64> = self.handed.iter().map(|(claimed, _)| claimed.item.seq).collect();
@@ -199,6 +202,8 @@ impl<S: Store> Notes<S> {
 
     pub(super) fn begin_write(&mut self) {
         self.is_writing = true;
+        // Before the first one there is nothing that could have been undone.
+        self.is_touched &= !self.handed.is_empty();
     }
 
     /// A write is through; its events are the hook's.
@@ -290,6 +295,7 @@ impl<S: Store> Deref for Transaction<S> {
 
 impl<S: Store> DerefMut for Transaction<S> {
     fn deref_mut(&mut self) -> &mut S::Connection {
+        self.notes.is_touched = true;
         self.parts().0
     }
 }

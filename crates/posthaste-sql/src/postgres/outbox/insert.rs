@@ -29,10 +29,6 @@ const INSERT_ONE: &str =
          coalesce($14, {now} + $15 * interval '1 microsecond'), $16, CASE WHEN $16 IS NOT NULL THEN {now} END)
      RETURNING seq";
 
-/// Binds: the rows. PostgreSQL answers the COMMIT of a transaction in which a statement has failed as if it were well:
-/// this is refused in such a transaction.
-pub(super) const STANDING: &str = "SELECT seq FROM {table} WHERE seq = ANY ($1)";
-
 impl OutboxStore {
     pub(super) async fn insert_all(
         &self,
