@@ -11,11 +11,15 @@ use crate::{Settled, StoreError, Wakeup};
 /// What is appended to a topic.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
+    /// Where it goes.
     pub topic: Arc<str>,
     /// Records with the same route share a partition, and so their order. See [`route`].
     pub route: u64,
+    /// What identifies it.
     pub key: String,
+    /// Its body.
     pub value: Bytes,
+    /// What goes with it.
     pub headers: Vec<(String, String)>,
 }
 
@@ -36,24 +40,33 @@ pub fn route(parts: &[&str]) -> u64 {
 /// A place in a log, with the generation of the partition lease under which it was read.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Position {
+    /// Of which topic.
     pub topic: Arc<str>,
+    /// In which partition.
     pub partition: u32,
+    /// Its place there.
     pub offset: i64,
+    /// Of the lease under which it was fetched.
     pub generation: i64,
 }
 
 /// A record as a consumer sees it.
 #[derive(Clone, Debug)]
 pub struct Fetched {
+    /// Where it stands.
     pub position: Position,
+    /// What identifies it.
     pub key: String,
+    /// Its body.
     pub value: Bytes,
+    /// What goes with it.
     pub headers: Vec<(String, String)>,
 }
 
 /// Which topics a group reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Topics {
+    /// These.
     Named(Vec<String>),
     /// Every topic whose name starts with this, also those made later.
     Prefix(String),
@@ -97,15 +110,19 @@ pub trait Consumer: Send + Sync + 'static {
     /// Leaves the group; its partitions are free at once.
     async fn close(&self) -> Result<(), StoreError>;
 
+    /// How long a partition is held without being renewed.
     fn lease(&self) -> Duration;
 
+    /// Signalled when there may be something to fetch.
     fn wakeup(&self) -> &Wakeup;
 }
 
 /// A record that cannot be read, and why.
 #[derive(Clone, Debug)]
 pub struct Poison {
+    /// What was set aside.
     pub record: Fetched,
+    /// Why it cannot be read.
     pub reason: String,
 }
 

@@ -47,6 +47,7 @@ pub struct BusSourceOptions<T> {
 
 /// A record's value, and what its delivery may cost.
 pub struct Decoded<T> {
+    /// What was decoded.
     pub value: T,
     /// How many attempts it has, where that is its own choice.
     pub budget: Option<u32>,
@@ -54,7 +55,9 @@ pub struct Decoded<T> {
 
 /// One record on its way.
 pub struct BusItem<T> {
+    /// What was decoded.
     pub value: Arc<T>,
+    /// Where the record stands.
     pub position: Position,
     /// The record as it was read, for the quarantine.
     record: Arc<Fetched>,
@@ -108,6 +111,7 @@ impl<T> PartialEq for Due<T> {
 impl<T> Eq for Due<T> {}
 
 impl<T: Send + Sync + 'static> BusSource<T> {
+    /// Reads what the consumer of this group fetches; what is given up goes to the bus again.
     pub fn new(
         group: impl Into<String>,
         bus: Arc<dyn Bus>,

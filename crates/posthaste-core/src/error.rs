@@ -24,10 +24,12 @@ pub struct StoreError {
 }
 
 impl StoreError {
+    /// `doing` is a fragment that reads well after "failed to".
     pub fn new(doing: impl Into<String>, kind: FaultKind, source: impl Into<BoxError>) -> Self {
         Self { doing: doing.into(), kind, source: source.into() }
     }
 
+    /// What can be done about it.
     pub fn kind(&self) -> FaultKind {
         self.kind
     }

@@ -32,10 +32,12 @@ pub struct Event {
 pub enum Payload {
     /// Text, JSON as a rule.
     Text(String),
+    /// Anything else.
     Bytes(Bytes),
 }
 
 impl Payload {
+    /// The bytes, of text in UTF-8.
     pub fn as_bytes(&self) -> &[u8] {
         match self {
             Self::Text(text) => text.as_bytes(),
@@ -43,6 +45,7 @@ impl Payload {
         }
     }
 
+    /// The bytes, without a copy.
     pub fn into_bytes(self) -> Bytes {
         match self {
             Self::Text(text) => Bytes::from(text),
@@ -54,7 +57,9 @@ impl Payload {
 /// When an event may first be delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delay {
+    /// At once.
     None,
+    /// Not before this time.
     Until(DateTime<Utc>),
     /// Counted from the database's clock at insert.
     For(Duration),
@@ -65,30 +70,47 @@ pub enum Delay {
 #[non_exhaustive]
 pub enum EventError {
     #[error("event type is empty: give every event a type, such as \"order.placed\"")]
+    /// It has no type.
     EmptyType,
     #[error("payload is missing: give text or bytes (an empty JSON object is `{{}}`)")]
+    /// It has no payload.
     NoPayload,
     #[error("payload is given twice: give text or bytes, not both")]
+    /// It has a text and bytes.
     TwoPayloads,
     #[error("payload has {0} bytes, more than {MAX_PAYLOAD}: store it elsewhere and send a reference")]
+    /// Its payload is too large; with its size.
     PayloadTooLarge(usize),
     #[error("headers have {0} bytes, more than {MAX_HEADERS}: move data into the payload")]
+    /// Its headers are too large; with their size.
     HeadersTooLarge(usize),
     #[error("header name is empty: name every header")]
+    /// A header has no name.
     EmptyHeaderName,
     #[error("event id {0:?} is not 1 to {MAX_EVENT_ID} characters of A-Z a-z 0-9 . _ : -")]
+    /// Its id has a form that ids do not have.
     BadId(String),
     #[error("available_at and deliver_after are both given: give one of them")]
+    /// It has two delays.
     TwoDelays,
     #[error("deliver_after is zero: give a positive duration, or none to deliver at once")]
+    /// Its delay is none.
     ZeroDelay,
     #[error("available_at {available_at} is before occurred_at {occurred_at}")]
-    AvailableBeforeOccurred { available_at: DateTime<Utc>, occurred_at: DateTime<Utc> },
+    /// It would be available before it occurred.
+    AvailableBeforeOccurred {
+        /// When it may first be delivered.
+        available_at: DateTime<Utc>,
+        /// When it occurred.
+        occurred_at: DateTime<Utc>,
+    },
     #[error("payload cannot be written as JSON: {0}")]
+    /// Its payload is no JSON; with the reason.
     Json(String),
 }
 
 impl Event {
+    /// Begins an event of this type.
     pub fn builder(event_type: impl Into<String>) -> EventBuilder {
         EventBuilder {
             event_type: event_type.into(),
@@ -129,38 +151,47 @@ impl Event {
         self
     }
 
+    /// What tells it from all others.
     pub fn id(&self) -> &str {
         &self.id
     }
 
+    /// What kind of thing happened.
     pub fn event_type(&self) -> &str {
         &self.fields.event_type
     }
 
+    /// The kind of thing that it is about, [`GLOBAL_AGGREGATE`] where there is none.
     pub fn aggregate_type(&self) -> &str {
         &self.fields.aggregate_type
     }
 
+    /// Which thing it is about.
     pub fn aggregate_id(&self) -> Option<&str> {
         self.fields.aggregate_id.as_deref()
     }
 
+    /// Whose it is, where there are several customers.
     pub fn tenant_id(&self) -> Option<&str> {
         self.fields.tenant_id.as_deref()
     }
 
+    /// Which service it comes from.
     pub fn source_service(&self) -> Option<&str> {
         self.fields.source_service.as_deref()
     }
 
+    /// The kind of resource that it is about, for the hub.
     pub fn resource_type(&self) -> Option<&str> {
         self.fields.resource_type.as_deref()
     }
 
+    /// What was done to the resource, for the hub.
     pub fn operation_type(&self) -> Option<&str> {
         self.fields.operation_type.as_deref()
     }
 
+    /// Names and values, in the order in which they were given.
     pub fn headers(&self) -> &[(String, String)] {
         &self.fields.headers
     }
@@ -171,10 +202,12 @@ impl Event {
         found.map(|(_, value)| value.as_str())
     }
 
+    /// What the payload is written in, such as `application/json`.
     pub fn content_type(&self) -> Option<&str> {
         self.fields.content_type.as_deref()
     }
 
+    /// Its body.
     pub fn payload(&self) -> &Payload {
         &self.payload
     }
@@ -184,6 +217,7 @@ impl Event {
         self.occurred_at
     }
 
+    /// When it may first be delivered.
     pub fn delay(&self) -> Delay {
         match (self.fields.available_at, self.fields.deliver_after) {
             (Some(at), _) if at > self.occurred_at => Delay::Until(at),
@@ -192,6 +226,7 @@ impl Event {
         }
     }
 
+    /// Whether it may not be delivered at once.
     pub fn is_delayed(&self) -> bool {
         self.delay() != Delay::None
     }
@@ -275,20 +310,32 @@ impl EventBuilder {
     optional_setters! {
         /// The caller's own id; a new ULID where there is none.
         id: String,
+        /// Which thing it is about; see also [`aggregate`](Self::aggregate).
         aggregate_id: String,
+        /// Whose it is, where there are several customers.
         tenant_id: String,
+        /// Which service it comes from.
         source_service: String,
+        /// The kind of resource that it is about, for the hub.
         resource_type: String,
+        /// What was done to the resource, for the hub.
         operation_type: String,
+        /// What the payload is written in, such as `application/json`.
         content_type: String,
+        /// The payload, as text.
         text: String,
+        /// The payload, as bytes.
         bytes: Bytes,
+        /// When it happened; now where nothing is said.
         occurred_at: DateTime<Utc>,
+        /// Not to be delivered before this time.
         available_at: DateTime<Utc>,
+        /// Not to be delivered before this much time has passed.
         deliver_after: Duration,
     }
 
     #[must_use]
+    /// The kind of thing that it is about; see also [`aggregate`](Self::aggregate).
     pub fn aggregate_type(mut self, aggregate_type: impl Into<String>) -> Self {
         self.aggregate_type = aggregate_type.into();
         self
@@ -301,17 +348,20 @@ impl EventBuilder {
     }
 
     #[must_use]
+    /// Adds a header.
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.headers.push((name.into(), value.into()));
         self
     }
 
     #[must_use]
+    /// Adds headers.
     pub fn headers(mut self, headers: impl IntoIterator<Item = (String, String)>) -> Self {
         self.headers.extend(headers);
         self
     }
 
+    /// The event, or why it is none.
     pub fn build(mut self) -> Result<Event, EventError> {
         if self.event_type.is_empty() {
             return Err(EventError::EmptyType);

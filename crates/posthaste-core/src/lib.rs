@@ -4,6 +4,8 @@
 //! settles each with exactly one [`Outcome`]*. This crate knows no SQL, no broker and no HTTP; those are sources and
 //! sinks in other crates, and they are right when they pass the laws written on the traits here.
 
+#![warn(missing_docs)]
+
 mod bus_source;
 mod error;
 mod event;

@@ -42,12 +42,20 @@ pub trait Interceptor: Send + Sync + 'static {
 #[non_exhaustive]
 pub enum RegistrationError {
     #[error("event type is empty: name the type that the listener is for")]
+    /// It names no event type.
     EmptyType,
     #[error("a listener for {event_type:?} of {aggregate_type:?} is registered already: there is one for each type")]
-    Duplicate { aggregate_type: String, event_type: String },
+    /// There is one for these events already.
+    Duplicate {
+        /// Of aggregates of this type.
+        aggregate_type: String,
+        /// Of this type.
+        event_type: String,
+    },
 }
 
 impl Listeners {
+    /// None yet.
     pub fn new() -> Self {
         Self::default()
     }
@@ -64,6 +72,7 @@ impl Listeners {
         self.on_aggregate(GLOBAL_AGGREGATE, event_type, listener)
     }
 
+    /// Registers a listener for events of aggregates of one type. See [`on`](Self::on).
     pub fn on_aggregate<F, R, O>(
         mut self,
         aggregate_type: impl Into<String>,

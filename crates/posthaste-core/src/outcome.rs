@@ -7,11 +7,14 @@ use serde::{Deserialize, Serialize};
 /// What happened to one item: a sink's only statement about it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
+    /// It is done.
     Delivered,
     /// Not yet: ask again after this time. Never counts as an attempt.
     Snoozed {
+        /// How long.
         wait: Duration,
     },
+    /// It went wrong.
     Failed(Failure),
 }
 
@@ -30,39 +33,48 @@ pub enum FailureClass {
 /// Why an attempt failed, in words that an operator reads.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Failure {
+    /// Whose fault it is.
     pub class: FailureClass,
     /// An HTTP status or a stable word such as `listener_error`.
     pub code: Cow<'static, str>,
+    /// What went wrong, in one sentence.
     pub message: String,
+    /// What lies behind it.
     pub cause: Option<String>,
     /// The other side's wish; replaces the policy's delay.
     pub retry_after: Option<Duration>,
 }
 
 impl Failure {
+    /// A failure of this class.
     pub fn new(class: FailureClass, code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self { class, code: code.into(), message: message.into(), cause: None, retry_after: None }
     }
 
+    /// One that may pass.
     pub fn transient(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self::new(FailureClass::Transient, code, message)
     }
 
+    /// One that will never pass.
     pub fn permanent(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self::new(FailureClass::Permanent, code, message)
     }
 
+    /// The fault of a dependency.
     pub fn outage(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self::new(FailureClass::Outage, code, message)
     }
 
     #[must_use]
+    /// Adds what lies behind it.
     pub fn cause(mut self, cause: impl Into<String>) -> Self {
         self.cause = Some(cause.into());
         self
     }
 
     #[must_use]
+    /// Asks for a delay of its own.
     pub fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
         self
@@ -110,20 +122,26 @@ impl<E: Into<Failure>> From<Result<(), E>> for Outcome {
 /// Durations, not instants: the store adds them to its own clock.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Disposition {
+    /// Delivered.
     Done,
     /// `counted` retries become RETRY with one attempt more; uncounted ones with a failure become RETRY with the
     /// attempts kept; uncounted ones without (a snooze) become NEW again.
     Retry {
+        /// From now.
         after: Duration,
+        /// Whether it counts against the budget.
         counted: bool,
+        /// What went wrong, if anything did.
         failure: Option<Failure>,
     },
+    /// Given up.
     Dead(Failure),
 }
 
 /// What a source recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settled {
+    /// It is on record.
     Applied,
     /// The claim was no longer ours; nothing was changed.
     LostLease,

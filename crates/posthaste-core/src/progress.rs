@@ -21,6 +21,7 @@ pub struct Progress {
 pub struct ProgressError(String);
 
 impl Progress {
+    /// Everything below this offset is done.
     pub fn at(watermark: i64) -> Self {
         Self { watermark, runs: BTreeMap::new() }
     }
@@ -30,6 +31,7 @@ impl Progress {
         self.watermark
     }
 
+    /// Whether this offset is done.
     pub fn is_done(&self, offset: i64) -> bool {
         offset < self.watermark || self.runs.range(..=offset).next_back().is_some_and(|(_, end)| offset < *end)
     }
@@ -98,6 +100,7 @@ impl Progress {
         format!("={}", STANDARD_NO_PAD.encode(bits))
     }
 
+    /// What [`encode`](Self::encode) wrote.
     pub fn decode(watermark: i64, text: &str) -> Result<Self, ProgressError> {
         let decoded = match text.strip_prefix('=') {
             Some(bits) => Self::decode_bits(watermark, bits),

@@ -52,6 +52,7 @@ pub struct RelayOptions {
     pub max_bytes: usize,
     /// How often an idle source is asked without a wake-up.
     pub poll_interval: Duration,
+    /// When a failed delivery is tried again.
     pub retry: RetryPolicy,
     /// How many outcomes are recorded at once at most.
     pub settle_batch: usize,
@@ -59,7 +60,9 @@ pub struct RelayOptions {
     pub settle_linger: Duration,
     /// How long a stop waits for what is on its way.
     pub drain: Duration,
+    /// What becomes of what waits when the relay stops.
     pub on_stop: OnStop,
+    /// Where chance comes from.
     pub jitter: Jitter,
     /// What the names of its metrics begin with.
     pub metrics_prefix: String,

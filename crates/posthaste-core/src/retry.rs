@@ -10,13 +10,20 @@ use crate::{Disposition, FailureClass, Outcome};
 pub enum RetryPolicy {
     /// `min(max, base * 2^(n-1))`, spread by a factor in `[0.5, 1.5)` and capped at `max` again.
     Exponential {
+        /// The delay after the first failure.
         base: Duration,
+        /// The longest delay.
         max: Duration,
         /// `None`: never given up.
         max_attempts: Option<u32>,
     },
     /// The same delay each time, without spread.
-    Fixed { interval: Duration, max_attempts: Option<u32> },
+    Fixed {
+        /// The delay after each failure.
+        interval: Duration,
+        /// `None`: never given up.
+        max_attempts: Option<u32>,
+    },
 }
 
 impl Default for RetryPolicy {
@@ -31,6 +38,7 @@ impl RetryPolicy {
         Self::Exponential { base: Duration::from_millis(50), max: Duration::from_secs(5), max_attempts: None }
     }
 
+    /// How many attempts there are, if there is an end.
     pub fn max_attempts(&self) -> Option<u32> {
         match self {
             Self::Exponential { max_attempts, .. } | Self::Fixed { max_attempts, .. } => *max_attempts,

@@ -21,8 +21,10 @@ use crate::{Claimed, Failure, Outcome};
 /// - A sink says what happened and decides nothing: whether to try again is [`decide`](crate::decide)'s business.
 #[async_trait]
 pub trait Sink: Send + Sync + 'static {
+    /// What is delivered.
     type Item: Send + Sync + 'static;
 
+    /// Delivers each of them, and reports it.
     async fn deliver(&self, batch: Vec<Delivery<Self::Item>>);
 }
 
@@ -52,6 +54,7 @@ impl<T> Delivery<T> {
         (Self::new(Arc::new(Held::detached(claimed)), VecDeque::new(), reporter), receiver)
     }
 
+    /// What is to be delivered.
     pub fn item(&self) -> &T {
         &self.held.claimed.item
     }
@@ -61,6 +64,7 @@ impl<T> Delivery<T> {
         self.held.claimed.attempt
     }
 
+    /// Says what happened.
     pub fn report(mut self, outcome: impl Into<Outcome>) {
         self.tell(outcome.into());
     }

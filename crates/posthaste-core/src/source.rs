@@ -8,6 +8,7 @@ use crate::{Disposition, Settled, StoreError, Wakeup};
 /// One item that this process may deliver until its lease ends.
 #[derive(Clone, Debug)]
 pub struct Claimed<T> {
+    /// What it is.
     pub item: T,
     /// The number of the attempt that this delivery will be, from 1.
     pub attempt: u32,
@@ -22,6 +23,7 @@ pub struct Claimed<T> {
 }
 
 impl<T> Claimed<T> {
+    /// An unordered item with the budget of the policy.
     pub fn new(item: T, attempt: u32, bytes: usize) -> Self {
         Self { item, attempt, budget: None, bytes, urgent: false, key: None }
     }
@@ -30,6 +32,7 @@ impl<T> Claimed<T> {
 /// The answer to a claim.
 #[derive(Debug)]
 pub struct Claim<T> {
+    /// In the order of delivery.
     pub items: Vec<Claimed<T>>,
     /// When fewer than asked for came back: how long until something known is due. A hint, not a promise.
     pub next_due: Option<Duration>,
@@ -43,7 +46,9 @@ impl<T> Default for Claim<T> {
 
 /// One claimed item and what is to be recorded of it.
 pub struct Settlement<'a, T> {
+    /// Which item.
     pub claimed: &'a Claimed<T>,
+    /// What is to be recorded of it.
     pub disposition: &'a Disposition,
     /// How long the attempt took.
     pub took: Duration,
@@ -71,6 +76,7 @@ pub struct Settlement<'a, T> {
 /// `a_key_keeps_its_order_through_retries`.
 #[async_trait]
 pub trait Source: Send + Sync + 'static {
+    /// What is claimed.
     type Item: Send + Sync + 'static;
 
     /// Takes at most `limit` due items for one lease, which starts no earlier than this call.
@@ -88,7 +94,9 @@ pub trait Source: Send + Sync + 'static {
     /// Called once, after the last release: give up whatever else keeps others from claiming.
     async fn close(&self) -> Result<(), StoreError>;
 
+    /// How long a claim holds without being renewed.
     fn lease(&self) -> Duration;
 
+    /// Signalled when there may be something to claim.
     fn wakeup(&self) -> &Wakeup;
 }

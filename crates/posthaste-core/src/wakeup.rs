@@ -33,6 +33,7 @@ const NOW: u8 = 1;
 const SOON: u8 = 2;
 
 impl Wakeup {
+    /// There may be something now.
     pub fn wake(&self) {
         self.signal(NOW);
     }

@@ -5,6 +5,8 @@
 //! itself with one grouping writer, the built-in log, the dead letters and the registry. What they have in common, and
 //! no SQL, is in the modules beside them.
 
+#![warn(missing_docs)]
+
 mod database_kind;
 #[cfg(feature = "sqlite")]
 pub mod letters;

@@ -3,6 +3,8 @@
 //! A backend is right when it passes the suite of its seam. Nothing here talks to a database but
 //! [`servers`], which starts real ones. A service tests its events with a [`MemoryDatabase`] in place of its own.
 
+#![warn(missing_docs)]
+
 pub mod bus_laws;
 mod memory;
 mod memory_bus;

@@ -35,6 +35,8 @@
 //!
 //! Choose the database with a feature: `postgres`, `mysql` or `sqlite`. The guide is in the repository under `docs/`.
 
+#![warn(missing_docs)]
+
 #[cfg(doctest)]
 mod must_not_compile;
 

@@ -13,6 +13,7 @@ pub struct TableName(String);
 pub struct BadTableName(String);
 
 impl TableName {
+    /// A name of 1 to 48 letters, digits and underscores that starts with no digit.
     pub fn new(name: impl Into<String>) -> Result<Self, BadTableName> {
         let name = name.into();
         let starts_well = name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_');
@@ -23,6 +24,7 @@ impl TableName {
         }
     }
 
+    /// As it stands in statements.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -39,22 +39,35 @@ const OPERATORS: u32 = 2;
 #[non_exhaustive]
 pub enum OpenError {
     #[error("database URL {url:?} is not one of SQLite: write sqlite://FILE, for example sqlite://posthaste.db")]
+    /// It is no URL of SQLite.
     BadUrl {
+        /// As it was given.
         url: String,
         #[source]
+        /// What is wrong with it.
         source: sqlx::Error,
     },
     #[error("database {path} cannot be opened: check that its folder exists and that this user may write there")]
+    /// The file cannot be opened.
     Unreachable {
+        /// The file.
         path: PathBuf,
         #[source]
+        /// What the database said.
         source: sqlx::Error,
     },
     #[error(
         "database schema {found} is newer than this program, which knows {known}: use a newer posthaste, or another database"
     )]
-    NewerSchema { found: i64, known: i64 },
+    /// A newer program made it.
+    NewerSchema {
+        /// The newest migration that was made.
+        found: i64,
+        /// The newest migration that this program knows.
+        known: i64,
+    },
     #[error("database schema cannot be brought up to date")]
+    /// A migration failed.
     Migration(#[source] sqlx::migrate::MigrateError),
 }
 

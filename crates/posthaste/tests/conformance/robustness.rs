@@ -1,12 +1,13 @@
 //! What a service may do wrong, and what a database may, without an event being lost, delivered twice or made up.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use posthaste::{Event, Failure, Mode, Outbox, OutboxStatus, RetryPolicy};
+use posthaste::{Event, Failure, Mode, Outbox, OutboxStatus, RetryPolicy, TRACEPARENT, TraceContext};
 
 use crate::harness::{
-    Calls, Harness, Postgres, Tamper, all_done, event, event_of, events, on_every_store, outbox, row_when, until,
-    write, writer,
+    Calls, Harness, Memory, Postgres, Tamper, all_done, event, event_of, events, on_every_store, outbox, row_when,
+    until, write, write_plain, writer,
 };
 
 on_every_store! {
@@ -15,6 +16,7 @@ on_every_store! {
     any_text_of_a_failure_can_be_recorded,
     a_standby_takes_over_within_a_second_of_a_clean_stop,
     a_heavy_hot_queue_leaves_the_rest_to_the_table,
+    a_trace_goes_with_the_event_from_where_it_is_written,
 }
 
 /// Two outboxes in one database, and one transaction for the events of both.
@@ -123,4 +125,69 @@ async fn a_commit_after_a_failed_statement_is_an_error_and_delivers_nothing() {
         outbox.close().await;
         assert_eq!(calls.ids(), [kept.id().to_owned()]);
     }
+}
+
+/// A trace of one span.
+struct Trace(Arc<Mutex<Vec<(String, String)>>>);
+
+impl TraceContext for Trace {
+    fn current(&self) -> Vec<(String, String)> {
+        vec![(TRACEPARENT.to_owned(), "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01".to_owned())]
+    }
+
+    fn continue_in(&self, _: &tracing::Span, headers: &[(String, String)]) {
+        self.0.lock().unwrap().extend_from_slice(headers);
+    }
+}
+
+async fn a_trace_goes_with_the_event_from_where_it_is_written<H: Harness>(db: H) {
+    let (calls, continued) = (Calls::default(), Arc::new(Mutex::new(Vec::new())));
+    let trace = Trace(continued.clone());
+    let outbox = outbox(&db, &calls, |builder| builder.trace_context(trace)).await;
+    let own = Event::text("t", "{}").header("Traceparent", "its own").build().unwrap();
+    let ids = write(&outbox, &[event()]).await;
+    all_done(&outbox, &ids).await;
+    let given = outbox.find(&ids[0]).await.unwrap().unwrap().event.unwrap();
+    assert!(given.header(TRACEPARENT).is_some_and(|trace| trace.starts_with("00-0af7")), "it is kept with the row");
+    assert_eq!(*continued.lock().unwrap(), given.headers(), "the listener's span continues it");
+    let ids = write(&outbox, &[own]).await;
+    all_done(&outbox, &ids).await;
+    outbox.close().await;
+    assert_eq!(calls.events()[1].headers(), [("Traceparent".to_owned(), "its own".to_owned())]);
+}
+
+/// With a poll that would never come: the hint is what brings it.
+async fn a_writer_elsewhere_wakes_the_reader<H: Harness>(db: H) {
+    for mode in [Mode::MultiNode, Mode::ORDERED] {
+        let calls = Calls::default();
+        let table = format!("elsewhere_{}", mode.word());
+        let reader = outbox(&db, &calls, |builder| builder.mode(mode).table(table.clone())).await;
+        let writer = Outbox::new(db.pool().await).mode(Mode::WriterOnly).table(table).start().await.unwrap();
+        // Until somebody listens, a hint is lost: what is written last finds the reader listening.
+        let started = tokio::time::Instant::now();
+        let mut written = 0;
+        while calls.len() == 0 {
+            assert!(started.elapsed() < Duration::from_secs(30), "no hint came in half a minute");
+            write(&writer, &events(1)).await;
+            written += 1;
+            let _ = tokio::time::timeout(Duration::from_millis(200), calls.wait_for(written)).await;
+        }
+        calls.wait_for(written).await;
+        // By a transaction whose end nobody sees, too.
+        let id = write_plain(&db, &writer, &events(1)).await;
+        all_done(&reader, &id).await;
+        writer.close().await;
+        reader.close().await;
+        assert_eq!(calls.len(), written + 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_writer_elsewhere_wakes_the_reader_on_postgresql() {
+    a_writer_elsewhere_wakes_the_reader(Postgres::start().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_writer_elsewhere_wakes_the_reader_in_memory() {
+    a_writer_elsewhere_wakes_the_reader(Memory::start().await).await;
 }

@@ -4,6 +4,7 @@
 use posthaste_core::outbox::{DeadFilter, DeadHead, Mode, Purge, TableName};
 use posthaste_testing::servers;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
+use tokio::sync::OnceCell;
 
 use super::{claim, fill, settle, upkeep};
 use crate::mysql::migrations;
@@ -13,6 +14,12 @@ const FILL: &str = "INSERT INTO outbox_event (event_type, payload, aggregate_id,
      SELECT CONCAT('type', seq % 10), '{}', CONCAT('key', seq % 1000), seq % 5 < 2,
          UTC_TIMESTAMP(6) + INTERVAL IF(seq % 5 = 4, 3600, 0) SECOND
      FROM seq_1_to_250000";
+
+/// The same with a million rows that are not done.
+const FILL_A_MILLION: &str = "INSERT INTO outbox_event (event_type, payload, aggregate_id, status, available_at)
+     SELECT CONCAT('type', seq % 10), '{}', CONCAT('key', seq % 1000), seq % 5 < 2,
+         UTC_TIMESTAMP(6) + INTERVAL IF(seq % 5 = 4, 3600, 0) SECOND
+     FROM seq_1_to_1700000";
 
 /// What the table of a quiet service holds.
 const QUIET: &str = "INSERT INTO outbox_event (event_type, payload, aggregate_id, status)
@@ -29,17 +36,27 @@ const MODES: [Mode; 4] =
 
 /// The table under every kind of statistics: those of an empty table, of a quiet time, and of now.
 async fn tables() -> Vec<MySqlConnection> {
+    /// Nothing here changes it, so the largest is filled once.
+    static LARGE: OnceCell<String> = OnceCell::const_new();
     let mut tables = Vec::new();
-    for steps in [&[ANALYZE][..], &[ANALYZE, FILL], &[QUIET, ANALYZE, FILL], &[FILL, ANALYZE]] {
-        let mut connection = MySqlConnection::connect(&servers::mariadb().await).await.unwrap();
-        migrations::outbox(&TableName::default()).run(&mut connection).await.unwrap();
-        migrations::ordered(&TableName::default()).run(&mut connection).await.unwrap();
-        for step in [OWNER, "ALTER TABLE outbox_event STATS_AUTO_RECALC = 0"].iter().chain(steps) {
-            sqlx::raw_sql(*step).execute(&mut connection).await.unwrap();
-        }
-        tables.push(connection);
+    for steps in [&[ANALYZE][..], &[ANALYZE, FILL], &[QUIET, ANALYZE, FILL]] {
+        tables.push(MySqlConnection::connect(&table(steps).await).await.unwrap());
     }
+    let large = LARGE.get_or_init(|| table(&[FILL_A_MILLION, ANALYZE])).await;
+    tables.push(MySqlConnection::connect(large).await.unwrap());
     tables
+}
+
+/// The URL of a database with a table of this history.
+async fn table(steps: &[&'static str]) -> String {
+    let url = servers::mariadb().await;
+    let mut connection = MySqlConnection::connect(&url).await.unwrap();
+    migrations::outbox(&TableName::default()).run(&mut connection).await.unwrap();
+    migrations::ordered(&TableName::default()).run(&mut connection).await.unwrap();
+    for step in [OWNER, "ALTER TABLE outbox_event STATS_AUTO_RECALC = 0"].iter().chain(steps) {
+        sqlx::raw_sql(*step).execute(&mut connection).await.unwrap();
+    }
+    url
 }
 
 /// One line for each table that the statement reads: how, by which index, and what else is done.

@@ -10,10 +10,15 @@ use super::{Log, unreadable};
 /// One record of the log, and who has read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogEntry {
+    /// Of which topic.
     pub topic: String,
+    /// In which partition.
     pub partition: u32,
+    /// Its place there.
     pub offset: i64,
+    /// Its body.
     pub value: Bytes,
+    /// When it was appended.
     pub created_at: DateTime<Utc>,
     /// Every group that reads this partition.
     pub groups: Vec<GroupProgress>,
@@ -22,14 +27,18 @@ pub struct LogEntry {
 /// Whether a group is done with one record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupProgress {
+    /// Which one.
     pub group: String,
+    /// Whether it is through with the record.
     pub done: bool,
 }
 
 /// One partition of a topic and how far each of its groups has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopicState {
+    /// Of which topic.
     pub topic: String,
+    /// Of which partition.
     pub partition: u32,
     /// The offset that the next record gets.
     pub next_offset: i64,

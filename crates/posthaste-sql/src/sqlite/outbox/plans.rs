@@ -9,15 +9,15 @@ use crate::sqlite::Database;
 const MODES: [Mode; 4] =
     [Mode::SingleNode, Mode::MultiNode, Mode::Ordered(DeadHead::Block), Mode::Ordered(DeadHead::Skip)];
 
-/// 120,000 rows, a tenth of them pending, of ten types and a thousand aggregates, with the statistics of that.
+/// A million rows that are pending and a tenth of that done, of ten types and a thousand aggregates, with the statistics of that.
 async fn filled(folder: &tempfile::TempDir) -> Database {
     let database = Database::open(&format!("sqlite://{}/test.db", folder.path().display())).await.unwrap();
     database.outbox(TableName::default(), Mode::ORDERED).await.unwrap();
     let fill = database.write("fill", |connection| {
         Box::pin(async move {
-            let insert = "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 120000)
+            let insert = "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 1100000)
                  INSERT INTO outbox_event (event_type, payload, status, aggregate_id, parked)
-                 SELECT 'type' || n % 10, '{}', n / 10 % 10 <> 0, n % 1000, n % 7 = 0 FROM n";
+                 SELECT 'type' || n % 10, '{}', n / 10 % 11 = 0, n % 1000, n % 7 = 0 FROM n";
             sqlx::query(insert).execute(&mut *connection).await?;
             sqlx::query("ANALYZE").execute(connection).await.map(|_| ())
         })
