@@ -13,6 +13,7 @@ pub struct Story {
     diaries: Vec<Vec<Entry>>,
     /// When something was done to a node, in milliseconds since 1970.
     pub faults: Vec<u64>,
+    unrecorded: u64,
 }
 
 /// What a checked story amounts to.
@@ -24,7 +25,13 @@ pub struct Summary {
 
 impl Story {
     pub fn new(diaries: Vec<Vec<Entry>>, faults: Vec<u64>) -> Self {
-        Self { diaries, faults }
+        Self { diaries, faults, unrecorded: UNRECORDED }
+    }
+
+    /// Where a node may have to wait this many milliseconds until it can record anything.
+    pub fn recorded_within(mut self, millis: u64) -> Self {
+        self.unrecorded = millis;
+        self
     }
 
     fn entries(&self) -> impl Iterator<Item = &Entry> {
@@ -80,7 +87,7 @@ impl Story {
                 // Either a delivery was cut off, or it ended so shortly before a fault that nobody had recorded it.
                 let explained = match before {
                     None => self.faults.iter().any(|fault| (again[0]..=again[1]).contains(fault)),
-                    Some(end) => self.faults.iter().any(|fault| (*end..=*end + UNRECORDED).contains(fault)),
+                    Some(end) => self.faults.iter().any(|fault| (*end..=*end + self.unrecorded).contains(fault)),
                 };
                 assert!(explained, "{id} was delivered again at {} after {} for no reason", again[1], again[0]);
             }
