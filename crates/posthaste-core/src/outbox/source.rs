@@ -11,12 +11,6 @@ use super::lane::{Lane, Reading};
 use super::{Change, Mode, OutboxItem, Owner, Pending, Store, Table, Taken, Wanted};
 use crate::{Claim, Claimed, Failure, FaultKind, Settled, Settlement, Source, StoreError, Wakeup};
 
-/// How often a process that waits for the ownership of a table asks for it.
-const STANDBY: Duration = Duration::from_millis(500);
-
-/// How often a table is asked by processes that cannot tell each other of what they release.
-const UNTOLD: Duration = Duration::from_secs(1);
-
 /// The pending events of one outbox, or of one event type in it.
 pub struct OutboxSource<S: Store> {
     table: Table<S>,
@@ -242,10 +236,7 @@ impl<S: Store> Source for OutboxSource<S> {
             true => 0,
             false => match table.ownership().hold(table.store()).await? {
                 Owner::Us { generation } => generation,
-                Owner::Other { remaining } => {
-                    // It may go before its time, and not every database can tell.
-                    return Ok(Claim { items: Vec::new(), next_due: Some(remaining.min(STANDBY)) });
-                }
+                Owner::Other { remaining } => return Ok(Claim { items: Vec::new(), next_due: Some(remaining) }),
             },
         };
         let left_out = lane.holdings.begin_claim(generation, started);
@@ -276,10 +267,6 @@ impl<S: Store> Source for OutboxSource<S> {
         }
         // What is due and too young is not worth asking for again and again.
         next_due = next_due.map(|wait| wait.max(self.skip_recent / 4));
-        if leases_rows && !table.store().notifies() {
-            // Nobody tells when another process releases what it held.
-            next_due = Some(next_due.unwrap_or(UNTOLD).min(UNTOLD));
-        }
         if !leases_rows {
             // An owner who does not come again would lose its table.
             next_due = Some(next_due.unwrap_or(Duration::MAX).min(table.row_lease() / 3));

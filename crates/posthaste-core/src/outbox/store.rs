@@ -180,9 +180,6 @@ pub trait Store: Send + Sync + 'static {
     /// Event types with something due.
     async fn pending_types(&self) -> Result<Vec<String>, StoreError>;
 
-    /// Whether [`notify`](Self::notify) reaches other processes.
-    fn notifies(&self) -> bool;
-
     /// Tells other processes that something was committed, where the database can. Never part of the service's
     /// transaction.
     async fn notify(&self) -> Result<(), StoreError>;

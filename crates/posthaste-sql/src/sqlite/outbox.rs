@@ -223,10 +223,6 @@ impl Store for OutboxStore {
     }
 
     /// SQLite has no way to tell.
-    fn notifies(&self) -> bool {
-        false
-    }
-
     async fn notify(&self) -> Result<(), StoreError> {
         Ok(())
     }

@@ -291,10 +291,6 @@ impl Store for FaultyStore {
         self.store.pending_types().await
     }
 
-    fn notifies(&self) -> bool {
-        self.store.notifies()
-    }
-
     async fn notify(&self) -> Result<(), StoreError> {
         let fault = self.before().await?;
         self.store.notify().await?;

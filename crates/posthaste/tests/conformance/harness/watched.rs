@@ -154,10 +154,6 @@ impl<S: Store> Store for Watched<S> {
         self.store.pending_types().await
     }
 
-    fn notifies(&self) -> bool {
-        self.store.notifies()
-    }
-
     async fn notify(&self) -> Result<(), StoreError> {
         self.store.notify().await
     }
