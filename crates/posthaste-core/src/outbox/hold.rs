@@ -93,19 +93,14 @@ impl Holdings {
 
     /// Lets an item go, and says whether a permit came back with it.
     pub(super) fn let_go(&self, item: &OutboxItem) -> bool {
-        self.let_row_go(item.seq, item.ticket)
-    }
-
-    /// Lets a row of this claim go, and says whether a permit came back with it.
-    pub(super) fn let_row_go(&self, seq: i64, ticket: u64) -> bool {
         let mut held = self.held();
-        if held.by_seq.get(&seq).is_none_or(|hold| hold.ticket != ticket) {
+        if held.of(item).is_none() {
             return false;
         }
         if let Some(gone) = &mut held.gone {
-            gone.insert(seq);
+            gone.insert(item.seq);
         }
-        held.by_seq.remove(&seq).is_some_and(|hold| hold.permit.is_some())
+        held.by_seq.remove(&item.seq).is_some_and(|hold| hold.permit.is_some())
     }
 
     /// Keeps those items that are still held from expiring while they are recorded.

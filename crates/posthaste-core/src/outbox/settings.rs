@@ -149,7 +149,7 @@ impl Settings {
 
     /// A process that only writes has no use for these: rather refused than ignored.
     pub(super) fn check_writer_only(&self) -> Result<(), BadSetting> {
-        let default = Self { table: self.table.clone(), mode: self.mode, purge: self.purge.clone(), ..Self::default() };
+        let default = Self::default();
         let of_the_dispatcher = [
             ("workers", self.workers != default.workers),
             ("hot_queue", self.hot_queue != default.hot_queue),

@@ -84,7 +84,7 @@ impl<S: Store> OutboxSource<S> {
             changes.push(Change::dead(seq, &Failure::permanent("undecodable", reason)));
         }
         let _one_at_a_time = self.lane.recording.lock().await;
-        if let Err(error) = self.table.store().record(&[fence], &changes).await {
+        if let Err(error) = in_time(&self.table, self.table.store().record(&[fence], &changes)).await {
             tracing::warn!(error = error.chain(), "undecodable outbox rows are left for a later claim");
         }
     }

@@ -127,7 +127,7 @@ impl<S: Store> Table<S> {
     /// For who has just committed a transaction with events in it: makes every source look now, also those of other
     /// processes where the database can tell them.
     pub fn committed(&self) {
-        self.lanes().values().for_each(|lane| lane.wakeup.wake());
+        self.wake_all();
         self.0.others.wake();
     }
 

@@ -65,10 +65,11 @@ enum End {
 
 impl<S: Store> Transaction<S> {
     pub(super) async fn begin(table: &Table<S>, hook: Option<Arc<dyn WriterHook>>) -> Result<Self, StoreError> {
-        // Before a connection is taken: it may be the only one.
-        let hot = hot(table).await;
+        // Who owns a table is asked before a connection is taken: that may be the only one.
+        let owned = if table.mode() == Mode::SingleNode { hot(table).await } else { None };
         let inner = table.store().begin().await?;
-        let hot = hot.map(|hot| hot.starting_now(table));
+        // Rows that are leased are leased from their insert, however long somebody waited for the connection.
+        let hot = if table.mode().leases_rows() { hot(table).await } else { owned };
         let notes = Notes {
             table: table.clone(),
             hook,
@@ -130,26 +131,13 @@ async fn hot<S: Store>(table: &Table<S>) -> Option<Hot> {
     Some(Hot { lane, grip: Grip { ticket, generation, until }, deadline })
 }
 
-impl Hot {
-    /// Rows that are leased are leased from their insert, however long somebody waited for a connection. Who owns the
-    /// table owns it from before.
-    fn starting_now<S: Store>(self, table: &Table<S>) -> Self {
-        match table.hot().filter(|_| table.mode().leases_rows()) {
-            Some((door, _)) => {
-                let grip = Grip { until: Instant::now() + table.lease(), ..self.grip };
-                Self { grip, deadline: door.deadline(), ..self }
-            }
-            None => self,
-        }
-    }
-}
-
 impl<S: Store> Notes<S> {
     pub(super) fn is_of(&self, table: &Table<S>) -> bool {
         self.table.is_same(table)
     }
 
-    /// Rows that the database has undone because of an error that nobody heeded are not handed over. In a transaction that cannot commit any more, this is where it is told.
+    /// Rows that the database has undone because of an error that nobody heeded are not handed over. In a transaction
+    /// that cannot commit any more, this is where it is told.
     async fn keep_what_stands(&mut self, connection: &mut S::Connection) -> Result<(), StoreError> {
         // As a rule the one write is the last statement, and its success shows that all is well.
         if self.handed.is_empty() || !self.is_touched {

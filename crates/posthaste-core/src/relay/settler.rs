@@ -66,31 +66,33 @@ async fn record<S: Source>(flow: &Flow<S>, pile: Pile<S::Item>) {
 /// What the store refuses for good is recorded one by one, so that one item that cannot be recorded does not keep the
 /// others from it.
 async fn record_decided<S: Source>(flow: &Flow<S>, decided: &[Decided<S::Item>]) {
+    if let [one] = decided {
+        return record_one(flow, one).await;
+    }
     let mut pause = Pause::default();
-    loop {
-        let Err(error) = settle_some(flow, decided).await else { return };
+    while let Err(error) = settle_some(flow, decided).await {
         pause.after(flow, &error).await;
-        if error.kind() == FaultKind::Lasting && decided.len() > 1 {
-            let mut refused = Vec::new();
-            for (place, one) in decided.iter().enumerate() {
-                if settle_some(flow, std::slice::from_ref(one)).await.is_err() {
-                    refused.push(place);
-                }
+        if error.kind() != FaultKind::Lasting {
+            continue;
+        }
+        let mut refused = Vec::new();
+        for one in decided {
+            if settle_some(flow, std::slice::from_ref(one)).await.is_err() {
+                refused.push(one);
             }
-            // Where it refuses all of them it is no item's fault: somebody has to mend the store.
-            if refused.len() < decided.len() {
-                for place in refused {
-                    record_refused(flow, &decided[place]).await;
-                }
-                return;
+        }
+        // Where it refuses all of them it is no item's fault: somebody has to mend the store.
+        if refused.len() < decided.len() {
+            for one in refused {
+                record_one(flow, one).await;
             }
-        } else if error.kind() == FaultKind::Lasting && pause.times >= REFUSALS {
-            return leave_to_its_lease(flow, &error);
+            return;
         }
     }
 }
 
-async fn record_refused<S: Source>(flow: &Flow<S>, one: &Decided<S::Item>) {
+/// Tries until the store answers, or has refused it too often.
+async fn record_one<S: Source>(flow: &Flow<S>, one: &Decided<S::Item>) {
     let mut pause = Pause::default();
     while let Err(error) = settle_some(flow, std::slice::from_ref(one)).await {
         pause.after(flow, &error).await;
