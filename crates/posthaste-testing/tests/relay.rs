@@ -101,6 +101,21 @@ struct Slow {
     claim_answers_after: Duration,
     /// The first one only.
     renewal_arrives_after: Mutex<Duration>,
+    settlement_answers_after: Duration,
+    /// How many were settled at once.
+    settled: Arc<Mutex<Vec<usize>>>,
+}
+
+impl Slow {
+    fn new(source: OutboxSource<MemoryOutbox>) -> Self {
+        Self {
+            source,
+            claim_answers_after: Duration::ZERO,
+            renewal_arrives_after: Mutex::default(),
+            settlement_answers_after: Duration::ZERO,
+            settled: Arc::default(),
+        }
+    }
 }
 
 #[async_trait]
@@ -116,6 +131,8 @@ impl Source for Slow {
     }
 
     async fn settle(&self, settlements: &[Settlement<'_, OutboxItem>]) -> Result<Vec<Settled>, StoreError> {
+        self.settled.lock().unwrap().push(settlements.len());
+        sleep(self.settlement_answers_after).await;
         self.source.settle(settlements).await
     }
 
@@ -320,11 +337,8 @@ async fn an_endless_wait_is_a_long_one() {
 async fn a_claim_that_was_long_on_its_way_is_renewed_before_it_ends() {
     let rows = Rows::new().await;
     let (sink, other) = (taking(Duration::from_secs(20)), RecordingSink::accepting());
-    let slow = Slow {
-        source: rows.open().await.dispatcher_source(),
-        claim_answers_after: Duration::from_secs(25),
-        renewal_arrives_after: Mutex::default(),
-    };
+    let source = rows.open().await.dispatcher_source();
+    let slow = Slow { claim_answers_after: Duration::from_secs(25), ..Slow::new(source) };
     let first = Running::on(slow, &sink, options());
     // Just before the renewer's turn, so that the third one after it comes too late.
     sleep(Duration::from_millis(9_500)).await;
@@ -345,11 +359,8 @@ async fn a_run_ends_where_somebody_else_took_its_head() {
     rows.insert("a1", Some("a"), Duration::ZERO).await;
     rows.insert("a2", Some("a"), Duration::ZERO).await;
     let (stale, owner) = (taking(Duration::from_secs(55)), taking(Duration::from_secs(60)));
-    let slow = Slow {
-        source: rows.open().await.dispatcher_source(),
-        claim_answers_after: Duration::ZERO,
-        renewal_arrives_after: Mutex::new(Duration::from_secs(40)),
-    };
+    let source = rows.open().await.dispatcher_source();
+    let slow = Slow { renewal_arrives_after: Mutex::new(Duration::from_secs(40)), ..Slow::new(source) };
     let first = Running::on(slow, &stale, options());
     stale.wait_for_started(1).await;
     let second =
@@ -363,4 +374,30 @@ async fn a_run_ends_where_somebody_else_took_its_head() {
     }
     first.stop().await;
     second.stop().await;
+}
+
+/// Nobody waits for the marks of what came in hot, and each statement costs a server as much as a mark.
+#[tokio::test(start_paused = true)]
+async fn what_comes_in_hot_one_after_the_other_is_settled_in_groups() {
+    let (rows, sink) = (Rows::new().await, RecordingSink::accepting());
+    rows.insert_many("hot", 100, None, Duration::ZERO).await;
+    let source = rows.open().await.dispatcher_source();
+    let claimed = source.claim(100).await.unwrap().items;
+    let slow = Slow { settlement_answers_after: Duration::from_millis(1), ..Slow::new(source) };
+    let settled = slow.settled.clone();
+    let options = RelayOptions { settle_linger: Duration::from_millis(10), ..options() };
+    let relay = Relay::new("test", Arc::new(slow), Arc::new(sink.clone()), options);
+    let (door, stop) = (relay.hot_door(100), CancellationToken::new());
+    let running = tokio::spawn(relay.run(stop.clone()));
+    for claimed in claimed {
+        let (deadline, permit) = (door.deadline(), door.permit().unwrap());
+        assert!(door.hand_over(vec![(claimed, permit)], deadline).is_ok());
+        sleep(Duration::from_millis(1)).await;
+    }
+    stop.cancel();
+    running.await.unwrap();
+    assert!(rows.all().iter().all(|row| row.status == OutboxStatus::Done));
+    let settled = settled.lock().unwrap().clone();
+    assert_eq!(settled[0], 1, "the first waits for nobody");
+    assert!(settled.len() <= 12, "{settled:?}");
 }

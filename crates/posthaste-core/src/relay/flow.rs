@@ -206,6 +206,14 @@ impl<S: Source> Flow<S> {
         piled < self.options.settle_batch && self.held_count() > piled
     }
 
+    /// Whether everything on the pile came in hot, so that nobody waits for it to be recorded: neither what stands behind
+    /// it in the store, nor who would claim in its place.
+    pub(super) fn nobody_waits(&self) -> bool {
+        let pile = self.lock_pile();
+        let is_short = (1..self.options.settle_batch).contains(&pile.decided.len()) && pile.released.is_empty();
+        is_short && !self.urgent.load(Ordering::Acquire) && pile.decided.iter().all(|decided| decided.held.is_hot())
+    }
+
     pub(super) fn piled_count(&self) -> usize {
         self.lock_pile().decided.len()
     }

@@ -10,24 +10,28 @@ use crate::{Disposition, FaultKind, Settled, Settlement, Source, StoreError};
 
 /// Records outcomes in groups, and at the `end` what is left.
 pub(super) async fn settle<S: Source>(flow: Arc<Flow<S>>, end: CancellationToken) {
+    let mut patience = Instant::now();
     while !end.is_cancelled() {
         tokio::select! {
             biased;
             () = end.cancelled() => {}
             () = gather(&flow) => {}
         }
-        flush(&flow).await;
+        flush(&flow, &mut patience).await;
     }
-    flush(&flow).await;
+    flush(&flow, &mut patience).await;
 }
 
-/// Records everything on the pile; returns when it is empty.
-async fn flush<S: Source>(flow: &Flow<S>) {
+/// Records everything on the pile; returns when it is empty. What nobody waits for stays there until `patience` ends, so
+/// that many writers at once make few statements.
+async fn flush<S: Source>(flow: &Flow<S>, patience: &mut Instant) {
     loop {
+        while flow.nobody_waits() && timeout_at(*patience, flow.piled.notified()).await.is_ok() {}
         let pile = flow.take_pile();
         if pile.is_empty() {
             return;
         }
+        *patience = Instant::now() + flow.options.settle_linger;
         record(flow, pile).await;
     }
 }

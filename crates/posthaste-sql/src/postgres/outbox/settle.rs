@@ -36,8 +36,12 @@ fn fence(mode: Mode) -> &'static str {
     }
 }
 
-/// Each statement sees what was committed before it, whatever the server's default is: what is unparked depends on it.
-pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+/// Begins a transaction in which rows are changed that are known by their numbers.
+///
+/// Each statement sees what was committed before it, whatever the server's default is: what is unparked depends on it. A
+/// plan that was made while the table was small is kept when it is large: no plan may read the whole of it.
+pub(super) const CHANGE: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+     SET LOCAL enable_seqscan = off; SET LOCAL jit = off";
 
 /// What is answered of a changed row: in ordered mode also whose wait it ends.
 fn answered(mode: Mode) -> &'static str {
@@ -80,15 +84,14 @@ pub(super) fn change(mode: Mode) -> String {
 
 impl OutboxStore {
     pub(super) async fn change(&self, fences: &[String], changes: &[Change]) -> Result<HashSet<i64>, sqlx::Error> {
-        if !matches!(self.mode, Mode::Ordered(_)) {
-            let rows = self.change_rows(&mut *self.pool.acquire().await?, fences, changes).await?;
-            return rows.iter().map(|row| row.try_get(0)).collect();
-        }
-        let mut transaction = self.pool.begin_with(BEGIN).await?;
+        let mut transaction = self.pool.begin_with(CHANGE).await?;
         let rows = self.change_rows(&mut transaction, fences, changes).await?;
-        let (mut changed, mut passed) = (HashSet::new(), Vec::new());
+        let (mut changed, mut passed) = (HashSet::with_capacity(rows.len()), Vec::new());
         for row in &rows {
             changed.insert(row.try_get(0)?);
+            if !matches!(self.mode, Mode::Ordered(_)) {
+                continue;
+            }
             let passes = match OutboxStatus::of_code(row.try_get::<i16, _>(1)?.into()) {
                 OutboxStatus::Done => true,
                 OutboxStatus::Dead => self.mode == Mode::Ordered(DeadHead::Skip),
@@ -148,7 +151,9 @@ impl OutboxStore {
         locks: &[String],
         rows: &[i64],
     ) -> Result<HashSet<i64>, sqlx::Error> {
-        let changed = sqlx::query(self.sql(sql)).bind(locks).bind(rows).fetch_all(&self.pool).await?;
+        let mut transaction = self.pool.begin_with(CHANGE).await?;
+        let changed = sqlx::query(self.sql(sql)).bind(locks).bind(rows).fetch_all(&mut *transaction).await?;
+        transaction.commit().await?;
         changed.iter().map(|row| row.try_get(0)).collect()
     }
 }

@@ -5,7 +5,7 @@ use sqlx::Row;
 
 use super::OutboxStore;
 use super::rows::{EVENT_COLUMNS, ROW_COLUMNS, row};
-use super::settle::BEGIN;
+use super::settle::CHANGE;
 use crate::postgres::clock::{micros, span};
 
 /// Which dead rows. Binds: the event id, the event type, the aggregate type, each of which may be absent.
@@ -68,7 +68,7 @@ pub(super) fn purge(purge: Purge) -> String {
     )
 }
 
-const OLDEST_DUE: &str = "SELECT (extract(epoch FROM {now} - available_at) * 1000000)::bigint FROM {table}
+pub(super) const OLDEST_DUE: &str = "SELECT (extract(epoch FROM {now} - available_at) * 1000000)::bigint FROM {table}
      WHERE status IN (0, 2) AND available_at <= {now} ORDER BY available_at, seq LIMIT 1";
 
 impl OutboxStore {
@@ -108,7 +108,7 @@ impl OutboxStore {
     }
 
     pub(super) async fn discard_dead(&self, event_id: &str) -> Result<bool, sqlx::Error> {
-        let mut transaction = self.pool.begin_with(BEGIN).await?;
+        let mut transaction = self.pool.begin_with(CHANGE).await?;
         let discarded = sqlx::query(self.sql(DISCARD)).bind(event_id).fetch_optional(&mut *transaction).await?;
         if let Some(row) = &discarded {
             self.unpark(&mut transaction, vec![(row.try_get(0)?, row.try_get(1)?)]).await?;
@@ -131,7 +131,9 @@ impl OutboxStore {
     }
 
     pub(super) async fn age_of_oldest_due(&self) -> Result<Option<Duration>, sqlx::Error> {
-        let row = sqlx::query(self.sql(OLDEST_DUE)).fetch_optional(&self.pool).await?;
+        let mut scan = self.scan().await?;
+        let row = sqlx::query(self.sql(OLDEST_DUE)).fetch_optional(&mut *scan).await?;
+        scan.commit().await?;
         row.map(|row| row.try_get(0).map(span)).transpose()
     }
 }
