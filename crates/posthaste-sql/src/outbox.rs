@@ -6,8 +6,10 @@ use chrono::{DateTime, Utc};
 use posthaste_core::Event;
 
 pub(crate) use self::headers::{read_headers, write_headers};
+pub(crate) use self::patrol::{Patrol, STRETCH};
 
 mod headers;
+mod patrol;
 
 /// How many events one statement inserts, and how much their payloads weigh but for one that is larger alone.
 const CHUNK: usize = 500;

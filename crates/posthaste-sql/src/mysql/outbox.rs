@@ -10,11 +10,11 @@ use posthaste_core::{Event, FaultKind, StoreError, Wakeup};
 use sqlx::migrate::Migrator;
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, MySqlPool, Transaction};
 
-use self::claim::Healed;
 use super::clock::NOW;
 use super::faults::{commit_error, number, store_error};
 use super::migrations;
 use crate::migrations::{bring_up, newest};
+use crate::outbox::Patrol;
 
 mod claim;
 mod insert;
@@ -41,7 +41,7 @@ pub struct OutboxStore {
     pool: MySqlPool,
     table: TableName,
     mode: Mode,
-    healed: Healed,
+    patrol: Patrol,
 }
 
 #[async_trait]
@@ -57,7 +57,7 @@ impl Pool<OutboxStore> for MySqlPool {
         if matches!(mode, Mode::Ordered(_)) {
             migrate(self, &table, &migrations::ordered(&table)).await?;
         }
-        Ok(OutboxStore { pool: self.clone(), table, mode, healed: Healed::default() })
+        Ok(OutboxStore { pool: self.clone(), table, mode, patrol: Patrol::new() })
     }
 }
 

@@ -11,11 +11,11 @@ use sqlx::migrate::Migrator;
 use sqlx::postgres::{PgListener, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, Transaction};
 
-use self::claim::Healed;
 use super::clock::NOW;
 use super::faults::{commit_error, store_error};
 use super::migrations;
 use crate::migrations::bring_up;
+use crate::outbox::Patrol;
 
 mod claim;
 mod insert;
@@ -31,7 +31,7 @@ pub struct OutboxStore {
     pool: PgPool,
     table: TableName,
     mode: Mode,
-    healed: Healed,
+    patrol: Patrol,
 }
 
 #[async_trait]
@@ -47,7 +47,7 @@ impl Pool<OutboxStore> for PgPool {
         if matches!(mode, Mode::Ordered(_)) {
             migrate(self, &table, &migrations::ordered(&table)).await?;
         }
-        Ok(OutboxStore { pool: self.clone(), table, mode, healed: Healed::default() })
+        Ok(OutboxStore { pool: self.clone(), table, mode, patrol: Patrol::new() })
     }
 }
 

@@ -12,11 +12,11 @@ use serde::Serialize;
 use sqlx::sqlite::SqlitePool;
 use sqlx::{AssertSqlSafe, Sqlite, SqliteConnection};
 
-use self::claim::Healed;
 use super::clock::{NOW_MS, NOW_TEXT};
 use super::database::{self, Database};
 use super::faults::{commit_error, store_error};
 use super::migrations;
+use crate::outbox::Patrol;
 
 mod claim;
 mod insert;
@@ -45,7 +45,7 @@ struct Shared {
     service: Option<SqlitePool>,
     table: TableName,
     mode: Mode,
-    healed: Healed,
+    patrol: Patrol,
     /// Single node: in whose name this process last owned the table.
     owner: Mutex<Option<String>>,
 }
@@ -104,8 +104,8 @@ impl OutboxStore {
         if matches!(mode, Mode::Ordered(_)) {
             database.migrate(&table, migrations::ordered(&table)).await?;
         }
-        let (healed, owner) = (Healed::default(), Mutex::default());
-        Ok(Self(Arc::new(Shared { database, service, table, mode, healed, owner })))
+        let (patrol, owner) = (Patrol::new(), Mutex::default());
+        Ok(Self(Arc::new(Shared { database, service, table, mode, patrol, owner })))
     }
 
     /// Fills in the table's name, as the migrations do, and the database's clock, and what is unfinished.

@@ -1,6 +1,5 @@
 use std::collections::{HashMap, HashSet};
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use chrono::{DateTime, NaiveDateTime};
 use posthaste_core::outbox::{
@@ -13,7 +12,7 @@ use sqlx::{MySql, MySqlConnection, Row};
 use super::rows::{BYTES, DUE_COLUMNS, EVENT_COLUMNS, due, key, position};
 use super::{OutboxStore, list};
 use crate::mysql::clock::{earliest, micros, span};
-use crate::outbox::key_of;
+use crate::outbox::{STRETCH, key_of};
 
 /// After how many lost leases a row is taken for the reason.
 const TOO_MANY_LOSSES: i16 = 3;
@@ -117,13 +116,15 @@ pub(super) const PARKED: &str = "SELECT next.seq FROM {rows}
 /// Unparks rows, so that they are met again. Binds: the rows.
 pub(super) const UNPARK: &str = "UPDATE {rows} SET parked = 0";
 
-/// Rows that are parked and wait for nobody, as only somebody else's statement can leave them behind.
-pub(super) const FORGOTTEN: &str = "SELECT parked.seq FROM {table} AS parked FORCE INDEX ({table}_ready)
-     WHERE parked.ready = 0 AND NOT EXISTS (
+/// Which of the next parked rows wait for nobody. Binds: the time, twice, and the number of the row behind which to begin,
+/// the limit.
+pub(super) const FORGOTTEN: &str = "SELECT parked.seq, parked.available_at, NOT EXISTS (
          SELECT 1 FROM {table} AS earlier FORCE INDEX ({table}_key)
          WHERE earlier.unfinished = 1 AND earlier.aggregate_type = parked.aggregate_type
            AND earlier.aggregate_id = parked.aggregate_id AND earlier.seq < parked.seq AND earlier.{unfinished})
-     LIMIT 1000";
+     FROM {table} AS parked FORCE INDEX ({table}_ready)
+     WHERE parked.ready = 0 AND parked.available_at >= ? AND (parked.available_at > ? OR parked.seq > ?)
+     ORDER BY parked.available_at, parked.seq LIMIT ?";
 
 /// How long until the first rows are due. Binds: whether a suspect may be claimed where rows are leased, the event type,
 /// the limit.
@@ -165,24 +166,6 @@ fn index(mode: Mode, of_one_type: bool) -> (&'static str, &'static str) {
         (Mode::Ordered(_), true) => ("ready", "ready = 1 AND event_type = ?"),
         (_, false) => ("pending", "pending = 1"),
         (_, true) => ("pending_of_type", "pending = 1 AND event_type = ?"),
-    }
-}
-
-/// When rows were last looked for that are parked and wait for nobody.
-#[derive(Default)]
-pub(super) struct Healed(Mutex<Option<Instant>>);
-
-impl Healed {
-    const EVERY: Duration = Duration::from_secs(60);
-
-    /// Whether it is time again.
-    fn is_due(&self) -> bool {
-        let mut last = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let is_due = last.is_none_or(|last| last.elapsed() >= Self::EVERY);
-        if is_due {
-            *last = Some(Instant::now());
-        }
-        is_due
     }
 }
 
@@ -250,10 +233,7 @@ impl OutboxStore {
 
     pub(super) async fn lease_runs(&self, wanted: &Wanted<'_>) -> Result<Taken, sqlx::Error> {
         let mut scan = self.transaction().await?;
-        if self.healed.is_due() {
-            let forgotten = sqlx::query_scalar(self.sql(FORGOTTEN)).fetch_all(&mut *scan).await?;
-            self.unpark(&mut scan, forgotten).await?;
-        }
+        self.free_forgotten(&mut scan).await?;
         let query = bind_free(bind_due(sqlx::query(self.sql(&ready(wanted.event_type.is_some()))), wanted), wanted);
         let mut ready: Vec<i64> = Vec::new();
         for row in query.bind(bound_limit(wanted.limit)).fetch_all(&mut *scan).await? {
@@ -269,6 +249,25 @@ impl OutboxStore {
         // What was cut off stands among what was met: the next claim begins where this one did.
         let last = met.last().map(|met| met.position).filter(|_| !is_cut);
         Ok(Taken { rows, more: is_full || is_cut, last })
+    }
+
+    /// Looks at some of what is parked.
+    async fn free_forgotten(&self, scan: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+        let Some(behind) = self.patrol.next() else { return Ok(()) };
+        let (time, seq) = bound(Some(behind));
+        let look = sqlx::query(self.sql(FORGOTTEN)).bind(time).bind(time).bind(seq).bind(bound_limit(STRETCH));
+        let rows = look.fetch_all(&mut *scan).await?;
+        let (mut last, mut forgotten) = (None, Vec::new());
+        for row in &rows {
+            let seq: i64 = row.try_get(0)?;
+            last = Some(position(row.try_get(1)?, seq));
+            if row.try_get(2)? {
+                forgotten.push(seq);
+            }
+        }
+        self.unpark(scan, forgotten).await?;
+        self.patrol.looked(rows.len(), last);
+        Ok(())
     }
 
     /// Locks rows and finds out what they wait for, in the order of reading.

@@ -170,7 +170,8 @@ async fn who_waits_for_whom_is_found_by_the_index_of_keys() {
             assert_searches(&parked, "outbox_event", "PRIMARY");
             assert_searches(&parked, "next", "outbox_event_key");
             assert_searches(&parked, "until", "outbox_event_key");
-            let forgotten = plan(&mut connection, mode, claim::FORGOTTEN, &[]).await;
+            let forgotten =
+                plan(&mut connection, mode, claim::FORGOTTEN, &["'2020-01-01'", "'2020-01-01'", "0", "1000"]).await;
             assert_searches(&forgotten, "parked", "outbox_event_ready");
             assert_searches(&forgotten, "earlier", "outbox_event_key");
         }

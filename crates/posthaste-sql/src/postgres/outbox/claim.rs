@@ -1,6 +1,5 @@
 use std::collections::HashMap;
-use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use posthaste_core::outbox::{
@@ -11,7 +10,7 @@ use sqlx::{PgConnection, Postgres, Row, Transaction};
 
 use super::OutboxStore;
 use super::rows::{DUE_COLUMNS, Due, EVENT_COLUMNS, due, key, position};
-use crate::outbox::key_of;
+use crate::outbox::{STRETCH, key_of};
 use crate::postgres::clock::{earliest, micros, span};
 
 /// Whether the lease that is lost now is one too many: after three, the row is taken for the reason.
@@ -131,14 +130,15 @@ pub(super) const UNPARK: &str = "UPDATE {table} SET parked = false WHERE seq = A
              ORDER BY row.aggregate_type, row.aggregate_id, row.seq LIMIT $3) AS next
          WHERE next.parked))";
 
-/// Unparks rows that wait for nobody, as only somebody else's statement can leave them behind.
-pub(super) const HEAL: &str = "UPDATE {table} SET parked = false WHERE seq = ANY (ARRAY(
-         SELECT seq FROM {table} AS row
-         WHERE parked AND NOT EXISTS (
-             SELECT 1 FROM {table} AS before
-             WHERE before.aggregate_type = row.aggregate_type AND before.aggregate_id = row.aggregate_id
-               AND before.{unfinished} AND before.seq < row.seq)
-         LIMIT 1000))";
+/// Which of the next parked rows wait for nobody. Binds: the row behind which to begin, the limit.
+pub(super) const FORGOTTEN: &str = "SELECT seq, NOT EXISTS (
+         SELECT 1 FROM {table} AS before
+         WHERE before.aggregate_type = row.aggregate_type AND before.aggregate_id = row.aggregate_id
+           AND before.{unfinished} AND before.seq < row.seq)
+     FROM {table} AS row WHERE parked AND seq > $1 ORDER BY seq LIMIT $2";
+
+/// Binds: the rows.
+const FREE_FORGOTTEN: &str = "UPDATE {table} SET parked = false WHERE seq = ANY ($1)";
 
 /// How long until the first row is due that is not left out. Binds: the rows to leave out, whether a suspect may be
 /// claimed, the event type.
@@ -197,24 +197,6 @@ fn leased(lock: &str) -> String {
     )
 }
 
-/// When rows were last looked for that are parked and wait for nobody.
-#[derive(Default)]
-pub(super) struct Healed(Mutex<Option<Instant>>);
-
-impl Healed {
-    const EVERY: Duration = Duration::from_secs(60);
-
-    /// Whether it is time again.
-    fn is_due(&self) -> bool {
-        let mut last = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let is_due = last.is_none_or(|last| last.elapsed() >= Self::EVERY);
-        if is_due {
-            *last = Some(Instant::now());
-        }
-        is_due
-    }
-}
-
 impl OutboxStore {
     /// A transaction to read or claim rows in.
     pub(super) async fn scan(&self) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
@@ -252,9 +234,7 @@ impl OutboxStore {
 
     pub(super) async fn lease_runs(&self, wanted: &Wanted<'_>) -> Result<Taken, sqlx::Error> {
         let mut scan = self.scan().await?;
-        if self.healed.is_due() {
-            sqlx::query(self.sql(HEAL)).execute(&mut *scan).await?;
-        }
+        self.free_forgotten(&mut scan).await?;
         let met = self.meet(&mut scan, wanted).await?;
         let Chosen { taken: chosen, parked, is_cut } = choose_runs(&met);
         let rows = match chosen.is_empty() {
@@ -270,6 +250,26 @@ impl OutboxStore {
         // What was cut off stands among what was met: the next claim begins where this one did.
         let last = met.last().map(|met| met.position).filter(|_| !is_cut);
         Ok(Taken { rows, more: is_full || is_cut, last })
+    }
+
+    /// Looks at some of what is parked.
+    async fn free_forgotten(&self, scan: &mut PgConnection) -> Result<(), sqlx::Error> {
+        let Some(behind) = self.patrol.next() else { return Ok(()) };
+        let look = sqlx::query(self.sql(FORGOTTEN)).bind(behind.seq).bind(limit(STRETCH));
+        let rows = look.fetch_all(&mut *scan).await?;
+        let (mut last, mut forgotten) = (None, Vec::new());
+        for row in &rows {
+            let seq: i64 = row.try_get(0)?;
+            last = Some(Position { due: 0, seq });
+            if row.try_get(1)? {
+                forgotten.push(seq);
+            }
+        }
+        if !forgotten.is_empty() {
+            sqlx::query(self.sql(FREE_FORGOTTEN)).bind(forgotten).execute(scan).await?;
+        }
+        self.patrol.looked(rows.len(), last);
+        Ok(())
     }
 
     async fn meet(&self, scan: &mut PgConnection, wanted: &Wanted<'_>) -> Result<Vec<Met>, sqlx::Error> {

@@ -1,6 +1,6 @@
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::TryStreamExt;
 use posthaste_core::StoreError;
@@ -15,7 +15,7 @@ use super::nameless::Nameless;
 use super::rows::{DUE_COLUMNS, Due, EVENT_COLUMNS, due, key};
 use super::settle::UNPARK;
 use super::{OutboxStore, json};
-use crate::outbox::UNPARKED;
+use crate::outbox::{STRETCH, UNPARKED};
 use crate::sqlite::clock::{millis, millis_of, span};
 
 /// Whether the lease that is lost now is one too many: after three, the row is taken for the reason.
@@ -89,14 +89,15 @@ pub(super) fn lease(is_suspect: bool) -> String {
 /// parked behind it. Binds: the rows.
 pub(super) const PARK: &str = "UPDATE {table} SET parked = 1 WHERE seq IN (SELECT value FROM json_each(?1))";
 
-/// Unparks rows that wait for nobody, as only somebody else's statement can leave them behind.
-pub(super) const HEAL: &str = "UPDATE {table} SET parked = 0 WHERE seq IN (
-         SELECT seq FROM {table} AS item INDEXED BY {table}_parked
-         WHERE parked = 1 AND NOT EXISTS (
-             SELECT 1 FROM {table} AS earlier INDEXED BY {table}_key
-             WHERE earlier.aggregate_type = item.aggregate_type AND earlier.aggregate_id = item.aggregate_id
-               AND earlier.{unfinished} AND earlier.seq < item.seq)
-         LIMIT 1000)";
+/// Which of the next parked rows wait for nobody. Binds: the row behind which to begin, the limit.
+pub(super) const FORGOTTEN: &str = "SELECT seq, NOT EXISTS (
+         SELECT 1 FROM {table} AS earlier INDEXED BY {table}_key
+         WHERE earlier.aggregate_type = item.aggregate_type AND earlier.aggregate_id = item.aggregate_id
+           AND earlier.{unfinished} AND earlier.seq < item.seq)
+     FROM {table} AS item INDEXED BY {table}_parked WHERE parked = 1 AND seq > ?1 ORDER BY seq LIMIT ?2";
+
+/// Binds: the rows.
+const FREE_FORGOTTEN: &str = "UPDATE {table} SET parked = 0 WHERE seq IN (SELECT value FROM json_each(?1))";
 
 /// How long until the first row is due that is not left out. Binds: the rows to leave out, whether a suspect may be
 /// claimed, the event type.
@@ -140,24 +141,6 @@ fn reading(mode: Mode, of_one_type: bool, bind: &str) -> (&'static str, String) 
     }
 }
 
-/// When rows were last looked for that are parked and wait for nobody.
-#[derive(Default)]
-pub(super) struct Healed(Mutex<Option<Instant>>);
-
-impl Healed {
-    const EVERY: Duration = Duration::from_secs(60);
-
-    /// Whether it is time again.
-    fn is_due(&self) -> bool {
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_due = last.is_none_or(|last| last.elapsed() >= Self::EVERY);
-        if is_due {
-            *last = Some(Instant::now());
-        }
-        is_due
-    }
-}
-
 /// What a claim asks for, for as long as the writer needs it.
 struct Asked {
     event_type: Option<String>,
@@ -168,7 +151,8 @@ struct Asked {
     lease: i64,
     suspects: bool,
     skip_recent: i64,
-    heals: bool,
+    /// Where to look for what is parked and forgotten, when it is time.
+    looks_behind: Option<Position>,
 }
 
 impl Asked {
@@ -182,7 +166,7 @@ impl Asked {
             lease: millis(wanted.lease),
             suspects: wanted.suspects,
             skip_recent: millis(wanted.skip_recent),
-            heals: false,
+            looks_behind: None,
         })
     }
 
@@ -216,7 +200,7 @@ impl OutboxStore {
     pub(super) async fn lease_due(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
         const DOING: &str = "claim from the outbox";
         let mut asked = Asked::of(wanted).map_err(|error| super::store_error(DOING, error))?;
-        asked.heals = self.is_ordered() && self.0.healed.is_due();
+        asked.looks_behind = if self.is_ordered() { self.0.patrol.next() } else { None };
         let (store, asked) = (self.clone(), Arc::new(asked));
         let lease = self.0.database.write(DOING, move |connection| {
             let (store, asked) = (store.clone(), asked.clone());
@@ -227,8 +211,8 @@ impl OutboxStore {
 
     /// In multi-node mode, every row is a run of its own.
     async fn lease_runs(&self, connection: &mut SqliteConnection, asked: &Asked) -> Result<Taken, sqlx::Error> {
-        if asked.heals {
-            sqlx::query(self.sql(HEAL)).execute(&mut *connection).await?;
+        if let Some(behind) = asked.looks_behind {
+            self.free_forgotten(connection, behind).await?;
         }
         let met = self.meet(connection, asked).await?;
         let Chosen { taken: chosen, parked, is_cut } = choose_runs(&met);
@@ -245,6 +229,25 @@ impl OutboxStore {
         // What was cut off stands among what was met: the next claim begins where this one did.
         let last = met.last().map(|met| met.position).filter(|_| !is_cut);
         Ok(Taken { rows, more: is_full || is_cut, last })
+    }
+
+    /// Looks at some of what is parked.
+    async fn free_forgotten(&self, connection: &mut SqliteConnection, behind: Position) -> Result<(), sqlx::Error> {
+        let look = sqlx::query(self.sql(FORGOTTEN)).bind(behind.seq).bind(STRETCH as i64);
+        let rows = look.fetch_all(&mut *connection).await?;
+        let (mut last, mut forgotten) = (None, Vec::new());
+        for row in &rows {
+            let seq: i64 = row.try_get(0)?;
+            last = Some(Position { due: 0, seq });
+            if row.try_get(1)? {
+                forgotten.push(seq);
+            }
+        }
+        if !forgotten.is_empty() {
+            sqlx::query(self.sql(FREE_FORGOTTEN)).bind(json(&forgotten)?).execute(connection).await?;
+        }
+        self.0.patrol.looked(rows.len(), last);
+        Ok(())
     }
 
     async fn meet(&self, connection: &mut SqliteConnection, asked: &Asked) -> Result<Vec<Met>, sqlx::Error> {

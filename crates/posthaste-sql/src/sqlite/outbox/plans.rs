@@ -94,8 +94,9 @@ async fn who_waits_for_whom_is_found_by_key() {
     for mode in MODES.into_iter().filter(|mode| matches!(mode, Mode::Ordered(_))) {
         let unpark = plan(&database, settle::UNPARK, mode).await;
         assert!(unpark.contains("outbox_event_key (aggregate_type=? AND aggregate_id=?)"), "{unpark}");
-        let heal = plan(&database, claim::HEAL, mode).await;
-        assert!(heal.contains("item USING INDEX outbox_event_parked") && heal.contains("outbox_event_key"), "{heal}");
+        let forgotten = plan(&database, claim::FORGOTTEN, mode).await;
+        assert!(forgotten.contains("item USING INDEX outbox_event_parked (seq>?)"), "{forgotten}");
+        assert!(forgotten.contains("outbox_event_key") && !forgotten.contains("TEMP B-TREE"), "{forgotten}");
     }
     database.close().await;
 }
