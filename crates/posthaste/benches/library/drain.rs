@@ -9,57 +9,46 @@ use sqlx::PgPool;
 use tokio::sync::Notify;
 
 use crate::probe;
-use crate::report::{Aim, Report};
+use crate::report::{Aim, Report, Rounds};
 use crate::table::{connect, count_done, execute, fill, fill_with, fresh, settle_down};
 
 const ROWS: u64 = 200_000;
-const ROUNDS: usize = 3;
 
 pub async fn measure(report: &mut Report, url: &str) {
     let pool = connect(url, 20).await;
-    let mut single_node = 0.0;
-    if report.wants("drain single node") {
-        let (ours, raw) = rounds(report, &pool, url, "drain single node", Mode::SingleNode, 1, nothing).await;
-        report.ratio("drain single node", ours, raw, "events/s", Some(Aim::AtLeast(0.7)));
-        single_node = ours;
-    }
-    let mut multi_node = 0.0;
-    for nodes in [1, 4] {
-        let name = format!("drain multi node, {nodes} sources");
-        if report.wants(&name) {
-            let (ours, raw) = rounds(report, &pool, url, &name, Mode::MultiNode, nodes, nothing).await;
-            report.ratio(&name, ours, raw, "events/s", Some(Aim::AtLeast(0.7)));
-            if nodes == 1 {
-                multi_node = ours;
-            }
+    for (name, mode, nodes) in [
+        ("drain single node", Mode::SingleNode, 1),
+        ("drain multi node, 1 source", Mode::MultiNode, 1),
+        ("drain multi node, 4 sources", Mode::MultiNode, 4),
+    ] {
+        if report.wants(name) {
+            report.saying(name);
+            let ours = async || drain(&pool, url, mode, nodes, 0, nothing).await;
+            let rounds = Rounds::measure(5, ours, async || probe(&pool, mode, nodes).await).await;
+            report.ratio(name, rounds, "events/s", Some(Aim::AtLeast(0.7)));
         }
     }
-    if report.wants("drain ordered, 10k keys, 2 nodes") {
-        report.saying("drain ordered");
-        let (mut ours, mut unordered) = (Vec::new(), Vec::new());
-        for _ in 0..ROUNDS {
-            ours.push(drain(&pool, url, Mode::ORDERED, 2, 10_000, nothing).await);
-            unordered.push(drain(&pool, url, Mode::MultiNode, 2, 10_000, nothing).await);
-        }
-        let name = "drain ordered, 10k keys, 2 nodes (raw: unordered)";
-        report.ratio(name, median(ours), median(unordered), "events/s", Some(Aim::AtLeast(0.5)));
+    let name = "drain ordered, 10k keys, 2 nodes (raw: unordered)";
+    if report.wants(name) {
+        report.saying(name);
+        let ours = async || drain(&pool, url, Mode::ORDERED, 2, 10_000, nothing).await;
+        let unordered = async || drain(&pool, url, Mode::MultiNode, 2, 10_000, nothing).await;
+        let rounds = Rounds::measure(3, ours, unordered).await;
+        report.ratio(name, rounds, "events/s", Some(Aim::AtLeast(0.5)));
     }
-    for (mode, usual, word) in [(Mode::SingleNode, single_node, "single"), (Mode::MultiNode, multi_node, "multi")] {
-        for (what, burden) in [("300k delayed", Burden::Delayed), ("an old snapshot", Burden::OldSnapshot)] {
-            let name = format!("drain {word} node with {what}");
-            if usual > 0.0 && report.wants(&name) {
-                report.saying(&name);
-                let ours = drain(&pool, url, mode, 1, 0, burden).await;
-                report.ratio(&format!("{name} (raw: without)"), ours, usual, "events/s", Some(Aim::AtLeast(0.8)));
-            }
-        }
-        for (what, burden) in [("10M done", Burden::Done), ("10M pending", Burden::Pending)] {
-            let name = format!("large: drain {word} node with {what}");
+    for (mode, word) in [(Mode::SingleNode, "single"), (Mode::MultiNode, "multi")] {
+        for (name, burden, rounds) in [
+            (format!("drain {word} node with 300k delayed"), Burden::Delayed, 3),
+            (format!("drain {word} node with an old snapshot"), Burden::OldSnapshot, 3),
+            (format!("large: drain {word} node with 10M done"), Burden::Done, 1),
+            (format!("large: drain {word} node with 10M pending"), Burden::Pending, 1),
+        ] {
             if report.wants(&name) {
                 report.saying(&name);
-                let usual = drain(&pool, url, mode, 1, 0, nothing).await;
-                let ours = drain(&pool, url, mode, 1, 0, burden).await;
-                report.ratio(&format!("{name} (raw: without)"), ours, usual, "events/s", Some(Aim::AtLeast(0.8)));
+                let ours = async || drain(&pool, url, mode, 1, 0, burden).await;
+                let usual = async || drain(&pool, url, mode, 1, 0, nothing).await;
+                let rounds = Rounds::measure(rounds, ours, usual).await;
+                report.ratio(&format!("{name} (raw: without)"), rounds, "events/s", Some(Aim::AtLeast(0.8)));
             }
         }
     }
@@ -79,29 +68,14 @@ enum Burden {
 #[allow(non_upper_case_globals)]
 const nothing: Burden = Burden::Nothing;
 
-/// Ours and raw in turn, the median of each.
-async fn rounds(
-    report: &Report,
-    pool: &PgPool,
-    url: &str,
-    name: &str,
-    mode: Mode,
-    nodes: u64,
-    burden: Burden,
-) -> (f64, f64) {
-    report.saying(name);
-    let (mut ours, mut raw) = (Vec::new(), Vec::new());
-    for _ in 0..ROUNDS {
-        fresh(pool, mode).await;
-        fill(pool, ROWS, 0).await;
-        raw.push(match mode {
-            Mode::SingleNode => probe::ack_only(pool, nodes, ROWS).await,
-            _ => probe::lease_and_ack(pool, nodes, ROWS).await,
-        });
-        ours.push(drain(pool, url, mode, nodes, 0, burden).await);
+/// The same by plain SQL.
+async fn probe(pool: &PgPool, mode: Mode, workers: u64) -> f64 {
+    fresh(pool, mode).await;
+    fill(pool, ROWS, 0).await;
+    match mode {
+        Mode::SingleNode => probe::ack_only(pool, workers, ROWS).await,
+        _ => probe::lease_and_ack(pool, workers, ROWS).await,
     }
-    eprintln!("  ours {ours:.0?}, raw {raw:.0?}");
-    (median(ours), median(raw))
 }
 
 async fn drain(pool: &PgPool, url: &str, mode: Mode, nodes: u64, keys: u64, burden: Burden) -> f64 {
@@ -124,9 +98,13 @@ async fn drain(pool: &PgPool, url: &str, mode: Mode, nodes: u64, keys: u64, burd
         sqlx::raw_sql(look).execute(&mut *snapshot).await.expect("a snapshot");
     }
     let counter = Arc::new((AtomicU64::new(0), Notify::new()));
+    let mut pools = Vec::new();
+    for _ in 0..nodes {
+        pools.push(connect(url, 5).await);
+    }
     let started = Instant::now();
     let mut outboxes = Vec::new();
-    for _ in 0..nodes {
+    for pool in pools {
         let counter = counter.clone();
         let count = move |_| {
             if counter.0.fetch_add(1, Ordering::Relaxed) + 1 == ROWS {
@@ -134,7 +112,7 @@ async fn drain(pool: &PgPool, url: &str, mode: Mode, nodes: u64, keys: u64, burd
             }
             async {}
         };
-        let builder = Outbox::new(connect(url, 5).await).mode(mode);
+        let builder = Outbox::new(pool).mode(mode);
         let builder = builder.on("t", count.clone()).on_aggregate("a", "t", count);
         outboxes.push(builder.start().await.expect("the outbox starts"));
     }
@@ -153,9 +131,4 @@ async fn drain(pool: &PgPool, url: &str, mode: Mode, nodes: u64, keys: u64, burd
         execute(pool, "TRUNCATE outbox_event".to_owned()).await;
     }
     ROWS as f64 / took.as_secs_f64()
-}
-
-fn median(mut figures: Vec<f64>) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures[figures.len() / 2]
 }

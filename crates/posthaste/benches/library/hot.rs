@@ -8,7 +8,7 @@ use posthaste::{Event, Mode, Outbox};
 use sqlx::PgPool;
 use tokio::sync::{Notify, mpsc};
 
-use crate::report::{Aim, Report};
+use crate::report::{Aim, Report, Rounds};
 use crate::table::{PAYLOAD, connect, fresh, settle_down};
 
 const WRITERS: u64 = 16;
@@ -25,20 +25,16 @@ pub async fn measure(report: &mut Report, url: &str) {
     }
     if report.wants("write cost") {
         report.saying("write cost");
-        let (ours, raw) = write_cost(&pool).await;
-        report.ratio("write cost, one transaction with one event", ours, raw, "µs", Some(Aim::AtMost(1.3)));
+        let rounds = write_cost(&pool).await;
+        report.ratio("write cost, one transaction with one event", rounds, "µs", Some(Aim::AtMost(1.3)));
     }
     for mode in [Mode::SingleNode, Mode::MultiNode] {
         let name = format!("hot end to end, 16 writers, {}", mode.word());
         if report.wants(&name) {
             report.saying(&name);
-            let (mut ours, mut raw) = (Vec::new(), Vec::new());
-            for _ in 0..3 {
-                raw.push(insert_only(&pool).await);
-                ours.push(hot_end_to_end(&pool, mode).await);
-            }
-            eprintln!("  ours {ours:.0?}, raw {raw:.0?}");
-            report.ratio(&name, median(ours), median(raw), "events/s", Some(Aim::AtLeast(0.9)));
+            let ours = async || hot_end_to_end(&pool, mode).await;
+            let rounds = Rounds::measure(5, ours, async || insert_only(&pool).await).await;
+            report.ratio(&name, rounds, "events/s", Some(Aim::AtLeast(0.9)));
         }
     }
 }
@@ -75,28 +71,30 @@ async fn latencies(pool: &PgPool) -> Vec<Duration> {
 }
 
 /// Microseconds for one transaction of one event, by us and by a plain INSERT of the same row.
-async fn write_cost(pool: &PgPool) -> (f64, f64) {
-    const EVENTS: u32 = 2_000;
-    let outbox = Outbox::new(pool.clone()).mode(Mode::WriterOnly);
+async fn write_cost(pool: &PgPool) -> Rounds {
     fresh(pool, Mode::WriterOnly).await;
-    let outbox = outbox.start().await.expect("the outbox starts");
-    let (mut ours, mut raw) = (Vec::new(), Vec::new());
-    for _ in 0..4 {
-        let started = Instant::now();
-        for _ in 0..EVENTS / 4 {
-            plain_insert(pool).await;
-        }
-        raw.push(started.elapsed().as_secs_f64() * 1e6 / f64::from(EVENTS / 4));
-        let started = Instant::now();
-        for _ in 0..EVENTS / 4 {
+    let outbox = Outbox::new(pool.clone()).mode(Mode::WriterOnly).start().await.expect("the outbox starts");
+    let ours = async || {
+        time_each(async || {
             let mut transaction = outbox.begin().await.expect("a transaction");
             outbox.write(&mut transaction, Event::text("t", payload())).await.expect("a write");
             transaction.commit().await.expect("a commit");
-        }
-        ours.push(started.elapsed().as_secs_f64() * 1e6 / f64::from(EVENTS / 4));
-    }
+        })
+        .await
+    };
+    let rounds = Rounds::measure(5, ours, async || time_each(async || plain_insert(pool).await).await).await;
     outbox.close().await;
-    (median(ours), median(raw))
+    rounds
+}
+
+/// Microseconds for each of many in a row.
+async fn time_each(one: impl AsyncFn()) -> f64 {
+    const TIMES: u32 = 500;
+    let started = Instant::now();
+    for _ in 0..TIMES {
+        one().await;
+    }
+    started.elapsed().as_secs_f64() * 1e6 / f64::from(TIMES)
 }
 
 async fn plain_insert(pool: &PgPool) {
@@ -165,9 +163,4 @@ async fn hot_end_to_end(pool: &PgPool, mode: Mode) -> f64 {
         .expect("the rows are counted");
     assert_eq!((done as u64, counter.0.load(Ordering::Relaxed)), (HOT_EVENTS, HOT_EVENTS), "each once, and all DONE");
     HOT_EVENTS as f64 / took.as_secs_f64()
-}
-
-fn median(mut figures: Vec<f64>) -> f64 {
-    figures.sort_by(f64::total_cmp);
-    figures[figures.len() / 2]
 }
