@@ -50,6 +50,12 @@ pub(crate) fn delayed_until(
     is_delayed.then_some(available_at)
 }
 
+/// The nearest time from `earliest` to the end of the year 9999, after which no database of ours knows a time.
+pub(crate) fn storable(at: DateTime<Utc>, earliest: DateTime<Utc>) -> DateTime<Utc> {
+    const LAST_MICROS: i64 = 253_402_300_799_999_999;
+    at.clamp(earliest, DateTime::from_timestamp_micros(LAST_MICROS).unwrap_or(DateTime::<Utc>::MAX_UTC))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -2,6 +2,8 @@ use std::time::Duration;
 
 use chrono::{DateTime, NaiveDateTime, Utc};
 
+use crate::outbox;
+
 /// The database's clock when it received the statement, in UTC whatever the time zone of the session.
 pub(super) const NOW: &str = "UTC_TIMESTAMP(6)";
 
@@ -20,9 +22,7 @@ pub(super) fn span(micros: i64) -> Duration {
 
 /// The nearest time that the table takes. Without a time zone, so that no session makes it another.
 pub(super) fn storable(at: DateTime<Utc>) -> NaiveDateTime {
-    const LAST_MICROS: i64 = 253_402_300_799_999_999;
-    let last = DateTime::from_timestamp_micros(LAST_MICROS).unwrap_or(at);
-    at.clamp(earliest(), last).naive_utc()
+    outbox::storable(at, earliest()).naive_utc()
 }
 
 /// The first time that the table takes.

@@ -2,6 +2,8 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
+use crate::outbox;
+
 /// The database's clock when it received the statement. Not `clock_timestamp()`: that may change while the statement
 /// runs, so no index can be searched with it. Not `now()`: that is the beginning of the transaction.
 pub(super) const NOW: &str = "statement_timestamp()";
@@ -21,9 +23,7 @@ pub(super) fn span(micros: i64) -> Duration {
 
 /// The nearest time that the table takes.
 pub(super) fn storable(at: DateTime<Utc>) -> DateTime<Utc> {
-    const LAST_MICROS: i64 = 253_402_300_799_999_999;
-    let last = DateTime::from_timestamp_micros(LAST_MICROS).unwrap_or(at);
-    at.clamp(earliest(), last)
+    outbox::storable(at, earliest())
 }
 
 /// Before every time that the table takes, or the first of them.

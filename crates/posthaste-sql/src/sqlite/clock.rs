@@ -2,6 +2,8 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 
+use crate::outbox;
+
 /// The database's clock in milliseconds. Rounded: a double just below the whole number must not lose one.
 pub(super) const NOW_MS: &str = "CAST(round(unixepoch('subsec') * 1000) AS INTEGER)";
 /// The database's clock as RFC 3339 text.
@@ -10,6 +12,12 @@ pub(super) const NOW_TEXT: &str = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')";
 /// The time in a column of RFC 3339 text, or of any other that SQLite reads, in milliseconds; NULL where it is none.
 pub(super) fn millis_of(column: &str) -> String {
     format!("CAST(round((julianday({column}) - 2440587.5) * 86400000) AS INTEGER)")
+}
+
+/// The nearest time whose text SQLite and we can read.
+pub(super) fn storable(at: DateTime<Utc>) -> DateTime<Utc> {
+    const FIRST_SECOND: i64 = -62_135_596_800;
+    outbox::storable(at, DateTime::from_timestamp(FIRST_SECOND, 0).unwrap_or_default())
 }
 
 /// The longest wait that is added to a clock: beyond the year 9999 SQLite knows no time.

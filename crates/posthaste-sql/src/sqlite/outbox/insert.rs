@@ -1,14 +1,14 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use chrono::{DateTime, SecondsFormat, Utc};
+use chrono::SecondsFormat;
 use posthaste_core::{Delay, Event, Payload, StoreError};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
 use super::{OutboxStore, json};
 use crate::outbox::{chunks, write_headers};
-use crate::sqlite::clock::modifier;
+use crate::sqlite::clock::{modifier, storable};
 
 /// How many rows one statement inserts at most: enough to make its cost small, few enough shapes to keep them prepared.
 const CHUNK: usize = 64;
@@ -148,7 +148,9 @@ async fn insert_chunk(
         };
         let (until, wait) = match event.delay() {
             Delay::None => (None, "+0 seconds".to_owned()),
-            Delay::Until(at) => (Some(time_text(at)), "+0 seconds".to_owned()),
+            Delay::Until(at) => {
+                (Some(storable(at).to_rfc3339_opts(SecondsFormat::Millis, true)), "+0 seconds".to_owned())
+            }
             Delay::For(wait) => (None, modifier(wait)),
         };
         query = query
@@ -164,7 +166,7 @@ async fn insert_chunk(
             .bind(bytes)
             .bind(event.content_type())
             .bind(write_headers(event.headers()))
-            .bind(event.occurred_at().to_rfc3339_opts(SecondsFormat::AutoSi, true))
+            .bind(storable(event.occurred_at()).to_rfc3339_opts(SecondsFormat::AutoSi, true))
             .bind(until)
             .bind(wait);
         if let Some(lock) = lock {
@@ -200,11 +202,4 @@ fn judge(batch: &[Arc<Event>], known: &HashMap<String, Identity>) -> Vec<Ingeste
         firsts.entry(event.id()).or_insert(event);
     }
     verdicts
-}
-
-/// SQLite knows no time after the year 9999.
-fn time_text(at: DateTime<Utc>) -> String {
-    const LAST: i64 = 253_402_300_799_999;
-    let at = DateTime::from_timestamp_millis(at.timestamp_millis().min(LAST)).unwrap_or(at);
-    at.to_rfc3339_opts(SecondsFormat::Millis, true)
 }
