@@ -40,7 +40,7 @@ impl Shop {
                 max_attempts: Some(3),
             },
             // Long, so that only wake-ups and due times explain a delivery.
-            poll_interval: Duration::from_secs(3_600),
+            poll_interval: Some(Duration::from_secs(3_600)),
             ..Settings::default()
         };
         Outbox::new(self.pool.clone()).settings(settings)

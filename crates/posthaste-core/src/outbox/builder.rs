@@ -111,7 +111,7 @@ impl<S: Store + Upkeep, P: Pool<S>> OutboxBuilder<P, S> {
     /// See [`Settings::poll_interval`].
     #[must_use]
     pub fn poll_interval(mut self, interval: Duration) -> Self {
-        self.settings.poll_interval = interval;
+        self.settings.poll_interval = Some(interval);
         self
     }
 

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::settings::{BadSetting, millis};
+use super::settings::{BadSetting, millis, optional_millis};
 use super::{Purge, Upkeep};
 use crate::StoreError;
 
@@ -85,19 +85,5 @@ impl Retention {
                 () = sleep(self.interval) => {}
             }
         }
-    }
-}
-
-mod optional_millis {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub fn serialize<S: Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
-        time.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).serialize(serializer)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
-        Ok(Option::<u64>::deserialize(deserializer)?.map(Duration::from_millis))
     }
 }

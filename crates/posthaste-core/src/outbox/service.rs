@@ -73,7 +73,9 @@ impl<S: Store + Upkeep> Outbox<S> {
         if is_reader {
             let sink = listeners.into_sink(settings.unroutable, trace.clone(), &settings.metrics_prefix);
             let source = table.dispatcher_source().skip_recent(settings.skip_recent);
-            let relay = Relay::new("dispatcher", Arc::new(source), Arc::new(sink), settings.relay_options());
+            let poll_interval = settings.poll_interval(table.store().tells_others());
+            let options = settings.relay_options(poll_interval);
+            let relay = Relay::new("dispatcher", Arc::new(source), Arc::new(sink), options);
             if settings.mode.is_hot() {
                 table.set_hot_door(relay.hot_door(settings.hot_queue));
             }
@@ -83,7 +85,7 @@ impl<S: Store + Upkeep> Outbox<S> {
             tasks.relay.spawn(relay.run(stop_relay.clone()));
             tasks.hints.spawn(until(stop_hints.clone(), listen(table.clone())));
             let lag = metrics::gauge!(format!("{}_lag_oldest_ms", settings.metrics_prefix), "relay" => "dispatcher");
-            tasks.hints.spawn(until(stop_hints.clone(), watch_lag(table.clone(), lag, settings.poll_interval)));
+            tasks.hints.spawn(until(stop_hints.clone(), watch_lag(table.clone(), lag, poll_interval)));
         }
         // The one reader of a single-node table knows of its own writes without being told.
         if settings.mode != Mode::SingleNode {

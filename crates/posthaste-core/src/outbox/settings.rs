@@ -5,6 +5,11 @@ use serde::{Deserialize, Serialize};
 use super::{Mode, Retention, TableName};
 use crate::{OnStop, RelayOptions, RetryPolicy};
 
+/// How often an idle table is asked where other processes tell what they do, and where they cannot: another process that
+/// stops, or starts to write, is to be noticed within a second.
+const TOLD: Duration = Duration::from_secs(5);
+const UNTOLD: Duration = Duration::from_millis(500);
+
 /// How an outbox runs. Data, so that a service can keep it in its own config file; what is absent has the default.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -22,9 +27,10 @@ pub struct Settings {
     pub cold_queue: usize,
     /// How many events are claimed at once. Default: 500; a full batch is followed by the next at once.
     pub batch_size: usize,
-    /// How often an idle table is asked without a wake-up. Default: 5 s.
-    #[serde(with = "millis")]
-    pub poll_interval: Duration,
+    /// How often an idle table is asked without a wake-up. Default: 5 s where the database tells what other processes do,
+    /// as PostgreSQL can, else half a second.
+    #[serde(with = "optional_millis")]
+    pub poll_interval: Option<Duration>,
     /// Rows younger than this are left alone when the table is asked. Default: 0.
     #[serde(with = "millis")]
     pub skip_recent: Duration,
@@ -89,7 +95,7 @@ impl Default for Settings {
             hot_queue: 1_000,
             cold_queue: 1_000,
             batch_size: 500,
-            poll_interval: Duration::from_secs(5),
+            poll_interval: None,
             skip_recent: Duration::ZERO,
             lease: Duration::from_secs(30),
             drain: Duration::from_secs(5),
@@ -114,7 +120,7 @@ impl Settings {
         positive("hot_queue", self.hot_queue)?;
         positive("cold_queue", self.cold_queue)?;
         positive("batch_size", self.batch_size)?;
-        some_time("poll_interval", self.poll_interval)?;
+        some_time("poll_interval", self.poll_interval.unwrap_or(TOLD))?;
         if self.lease < Duration::from_secs(1) {
             let remedy = "give at least 1 s, better 30 s: a claim is renewed three times within it";
             return Err(BadSetting::new("lease", format!("{:?}", self.lease), remedy));
@@ -168,14 +174,18 @@ impl Settings {
         }
     }
 
-    pub(super) fn relay_options(&self) -> RelayOptions {
+    pub(super) fn poll_interval(&self, is_told: bool) -> Duration {
+        self.poll_interval.unwrap_or(if is_told { TOLD } else { UNTOLD })
+    }
+
+    pub(super) fn relay_options(&self, poll_interval: Duration) -> RelayOptions {
         RelayOptions {
             workers: self.workers,
             // One at a time for each worker: an event never waits behind a slow one while another worker is free.
             chunk: 1,
             batch: self.batch_size,
             max_in_flight: self.cold_queue,
-            poll_interval: self.poll_interval,
+            poll_interval,
             retry: self.retry.clone(),
             // Nobody waits for a mark, and every transaction that makes one waits for the disk: few of them, with many
             // marks each. What a crash may repeat stays far below a tenth of a second.
@@ -200,5 +210,20 @@ pub(super) mod millis {
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
         u64::deserialize(deserializer).map(Duration::from_millis)
+    }
+}
+
+/// The same, where there may be none.
+pub(super) mod optional_millis {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub fn serialize<S: Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+        time.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).serialize(serializer)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+        Ok(Option::<u64>::deserialize(deserializer)?.map(Duration::from_millis))
     }
 }

@@ -180,6 +180,9 @@ pub trait Store: Send + Sync + 'static {
     /// Event types with something due.
     async fn pending_types(&self) -> Result<Vec<String>, StoreError>;
 
+    /// Whether the database can tell other processes something.
+    fn tells_others(&self) -> bool;
+
     /// Tells other processes that something was committed, where the database can. Never part of the service's
     /// transaction.
     async fn notify(&self) -> Result<(), StoreError>;

@@ -221,6 +221,10 @@ impl Store for OutboxStore {
         self.due_types().await.map_err(|error| store_error("list the pending event types of the outbox", error))
     }
 
+    fn tells_others(&self) -> bool {
+        false
+    }
+
     async fn notify(&self) -> Result<(), StoreError> {
         Ok(())
     }

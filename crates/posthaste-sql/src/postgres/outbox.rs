@@ -172,6 +172,10 @@ impl Store for OutboxStore {
         self.due_types().await.map_err(|error| store_error("list the pending event types of the outbox", error))
     }
 
+    fn tells_others(&self) -> bool {
+        true
+    }
+
     async fn notify(&self) -> Result<(), StoreError> {
         let notify = sqlx::query("SELECT pg_notify($1, '')").bind(self.channel()).execute(&self.pool).await;
         notify.map(|_| ()).map_err(|error| store_error("notify other processes", error))

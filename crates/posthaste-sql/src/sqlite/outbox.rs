@@ -223,6 +223,10 @@ impl Store for OutboxStore {
     }
 
     /// SQLite has no way to tell.
+    fn tells_others(&self) -> bool {
+        false
+    }
+
     async fn notify(&self) -> Result<(), StoreError> {
         Ok(())
     }

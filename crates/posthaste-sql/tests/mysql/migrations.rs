@@ -1,15 +1,15 @@
-use posthaste_core::outbox::{Mode, OpenError, Reader};
+use posthaste_core::outbox::{Mode, OpenError, Reader, Upkeep};
 use posthaste_sql::TableName;
 use posthaste_sql::mysql::migrations;
 use sqlx::AssertSqlSafe;
 
-use crate::support::{LEASE, MySql, Outbox, event};
+use crate::support::{MySql, event, open};
 
 #[tokio::test]
 async fn the_outbox_goes_down_to_nothing_and_up_again() {
     let mysql = MySql::start().await;
     let outbox = mysql.dispatcher(Mode::ORDERED).await;
-    mysql.write(&outbox, &[event("1", "t", "{}")]).await;
+    mysql.write(&outbox, &[&event("1", "t", "{}")]).await;
     let printed = migrations(&TableName::default(), Mode::ORDERED);
     assert_eq!(printed.iter().map(|migration| migration.name).collect::<Vec<_>>(), ["0001_outbox", "0001_ordered"]);
     for migration in printed.iter().rev() {
@@ -21,7 +21,7 @@ async fn the_outbox_goes_down_to_nothing_and_up_again() {
     mysql.execute("DROP TABLE outbox_event_migration; DROP TABLE outbox_event_ordered").await;
     // In another mode: nothing remembers the first.
     let outbox = mysql.dispatcher(Mode::MultiNode).await;
-    assert!(outbox.find("1").await.unwrap().is_none());
+    assert!(outbox.store().find("1").await.unwrap().is_none());
 }
 
 #[tokio::test]
@@ -35,19 +35,19 @@ async fn who_finds_the_table_up_to_date_need_not_be_allowed_to_create_one() {
     sqlx::raw_sql(AssertSqlSafe(rights)).execute(&mysql.pool).await.unwrap();
     let server = server.replace("root@", "service_without_rights@");
     let pool = sqlx::MySqlPool::connect(&format!("{server}/{database}")).await.unwrap();
-    let open = |table| Outbox::open(pool.clone(), table, Reader::Dispatcher, Mode::MultiNode, LEASE);
-    let outbox = open(TableName::default()).await.unwrap();
-    mysql.write(&outbox, &[event("1", "t", "{}")]).await;
-    assert!(outbox.find("1").await.unwrap().is_some());
-    let error = open(TableName::new("other").unwrap()).await.err().unwrap();
+    let open_table = |table| open(pool.clone(), table, Reader::Dispatcher, Mode::MultiNode);
+    let outbox = open_table(TableName::default()).await.unwrap();
+    mysql.write(&outbox, &[&event("1", "t", "{}")]).await;
+    assert!(outbox.store().find("1").await.unwrap().is_some());
+    let error = open_table(TableName::new("other").unwrap()).await.err().unwrap();
     assert!(matches!(error, OpenError::Migration { .. }) && error.to_string().contains("migrations"), "{error}");
 }
 
 #[tokio::test]
 async fn processes_that_start_together_make_one_table() {
     let mysql = MySql::start().await;
-    let open = || async { mysql.dispatcher(Mode::MultiNode).await };
-    tokio::join!(open(), open(), open());
+    let dispatcher = || async { mysql.dispatcher(Mode::MultiNode).await };
+    tokio::join!(dispatcher(), dispatcher(), dispatcher());
     assert_eq!(mysql.ask::<i64>("SELECT count(*) FROM outbox_event_owner").await, 1);
 }
 
@@ -56,8 +56,8 @@ async fn the_longest_table_name_is_not_too_long() {
     let mysql = MySql::start().await;
     let table = TableName::new("t".repeat(48)).unwrap();
     for _ in 0..2 {
-        let open = Outbox::open(mysql.pool.clone(), table.clone(), Reader::Channels, Mode::MultiNode, LEASE);
-        assert!(open.await.unwrap().pending_types().await.unwrap().is_empty());
+        let opened = open(mysql.pool.clone(), table.clone(), Reader::Channels, Mode::MultiNode);
+        assert!(opened.await.unwrap().pending_types().await.unwrap().is_empty());
     }
 }
 
@@ -72,7 +72,7 @@ async fn a_schema_from_the_future_is_refused() {
         )
         .await;
     let table = TableName::default();
-    let refused = Outbox::open(mysql.pool.clone(), table, Reader::Dispatcher, Mode::SingleNode, LEASE).await;
+    let refused = open(mysql.pool.clone(), table, Reader::Dispatcher, Mode::SingleNode).await;
     let error = refused.err().unwrap();
     assert!(matches!(error, OpenError::NewerSchema { found: 9998, known: 1, .. }), "{error}");
 }

@@ -1,28 +1,12 @@
-//! The outbox as a source: who owns it, and what it makes of rows that others wrote.
+//! What only MariaDB does: its texts, its times, its numbers, and what `mariadb` writes.
 
 use std::process::Command;
-use std::time::Duration;
 
-use posthaste_core::outbox::{Mode, OpenError, OutboxStatus, Reader};
-use posthaste_core::{Disposition, Event, Failure, Settled, Settlement, Source};
+use posthaste_core::outbox::{Mode, Reader, Store, Upkeep};
+use posthaste_core::{Disposition, Event, Failure, FaultKind, Settled, Source};
 use posthaste_sql::TableName;
 
-use crate::support::{CHANNEL_MODES, LEASE, MODES, MySql, Outbox, OutboxSource, event, ids, is_idle, settle};
-
-#[tokio::test]
-async fn a_table_has_one_kind_of_reader_and_one_mode() {
-    let mysql = MySql::start().await;
-    mysql.dispatcher(Mode::MultiNode).await;
-    mysql.dispatcher(Mode::MultiNode).await;
-    let open = |name, reader, mode| Outbox::open(mysql.pool.clone(), name, reader, mode, LEASE);
-    let error = open(TableName::default(), Reader::Channels, Mode::MultiNode).await.err().unwrap();
-    assert!(matches!(error, OpenError::OtherReader { .. }));
-    assert!(error.to_string().contains("another table name"), "{error}");
-    let error = open(TableName::default(), Reader::Dispatcher, Mode::SingleNode).await.err().unwrap();
-    assert!(matches!(error, OpenError::OtherMode { .. }));
-    assert!(error.to_string().contains("multi_node") && error.to_string().contains("outbox_event_owner"), "{error}");
-    open(TableName::new("hub_event").unwrap(), Reader::Channels, Mode::SingleNode).await.unwrap();
-}
+use crate::support::{LEASE, MODES, MySql, event, ids, open, settle};
 
 #[tokio::test]
 async fn every_text_is_kept_also_in_a_database_of_latin1() {
@@ -35,7 +19,7 @@ async fn every_text_is_kept_also_in_a_database_of_latin1() {
     let text = "漢字 😀 \u{301}";
     let written =
         Event::text("ереванъ", text).id("1".to_owned()).aggregate("ключ", "漢😀").header("é", text).build().unwrap();
-    mysql.write(&outbox, &[written.clone(), event("2", "t", "{}")]).await;
+    mysql.write(&outbox, &[&written, &event("2", "t", "{}")]).await;
     let source = outbox.dispatcher_source();
     let items = source.claim(10).await.unwrap().items;
     let read = &items[0].item.event;
@@ -43,7 +27,40 @@ async fn every_text_is_kept_also_in_a_database_of_latin1() {
     assert_eq!(read.payload(), written.payload());
     let failed = Disposition::Dead(Failure::permanent("x", text));
     assert_eq!(settle(&source, &items[0], failed).await, Settled::Applied);
-    assert_eq!(outbox.find("1").await.unwrap().unwrap().last_error.unwrap(), format!("x: {text}"));
+    assert_eq!(outbox.store().find("1").await.unwrap().unwrap().last_error.unwrap(), format!("x: {text}"));
+}
+
+#[tokio::test]
+async fn a_text_that_does_not_fit_is_refused_before_anything_is_written() {
+    let mysql = MySql::start().await;
+    let outbox = mysql.dispatcher(Mode::SingleNode).await;
+    let build =
+        |length: usize| Event::text("é".repeat(length), "{}").aggregate("a", "é".repeat(length)).build().unwrap();
+    mysql.write(&outbox, &[&build(255)]).await;
+    let mut transaction = mysql.pool.begin().await.unwrap();
+    let refused =
+        outbox.store().insert(&mut transaction, &[&event("1", "t", "{}"), &build(256)], None).await.unwrap_err();
+    assert_eq!(refused.kind(), FaultKind::Lasting);
+    assert!(refused.chain().contains("event_type has 256 characters, more than 255"), "{}", refused.chain());
+    transaction.commit().await.unwrap();
+    assert_eq!(mysql.ask::<i64>("SELECT COUNT(*) FROM outbox_event").await, 1);
+}
+
+/// Where several servers share a table, numbers do not follow each other one by one.
+#[tokio::test]
+async fn numbers_are_those_of_the_events() {
+    let mysql = MySql::start().await;
+    let outbox = mysql.dispatcher(Mode::SingleNode).await;
+    let mut transaction = mysql.pool.begin().await.unwrap();
+    sqlx::raw_sql("SET SESSION auto_increment_increment = 7").execute(&mut *transaction).await.unwrap();
+    let events: Vec<Event> = (0..510).map(|number| event(&format!("e{}", 510 - number), "t", "{}")).collect();
+    let rows = outbox.store().insert(&mut transaction, &events.iter().collect::<Vec<_>>(), None).await.unwrap();
+    sqlx::raw_sql("SET SESSION auto_increment_increment = DEFAULT").execute(&mut *transaction).await.unwrap();
+    transaction.commit().await.unwrap();
+    assert!(rows.is_sorted() && rows.len() == 510);
+    for place in [0, 1, 255, 499, 500, 509] {
+        assert_eq!(outbox.store().find(events[place].id()).await.unwrap().unwrap().seq, rows[place]);
+    }
 }
 
 /// What a session of the service may be set to must not matter.
@@ -54,57 +71,23 @@ async fn times_are_in_utc_whatever_the_session_says() {
         let options: sqlx::mysql::MySqlConnectOptions = mysql.url.parse().unwrap();
         let options = options.timezone(Some("-09:30".to_owned()));
         let pool = sqlx::MySqlPool::connect_with(options).await.unwrap();
-        let outbox = Outbox::open(pool.clone(), TableName::default(), Reader::Dispatcher, mode, LEASE).await.unwrap();
+        let outbox = open(pool.clone(), TableName::default(), Reader::Dispatcher, mode).await.unwrap();
         sqlx::query("INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('plain', 't', '')")
             .execute(&pool)
             .await
             .unwrap();
         let mut transaction = pool.begin().await.unwrap();
-        outbox.write(&mut transaction, &event("ours", "t", "{}")).await.unwrap();
+        outbox.store().insert(&mut transaction, &[&event("ours", "t", "{}")], None).await.unwrap();
         transaction.commit().await.unwrap();
         let source = outbox.dispatcher_source();
         assert_eq!(ids(&source.claim(1).await.unwrap().items), ["plain"]);
         assert_eq!(ids(&source.claim(1).await.unwrap().items), ["ours"], "also behind a position");
         for id in ["plain", "ours"] {
-            let row = outbox.find(id).await.unwrap().unwrap();
+            let row = outbox.store().find(id).await.unwrap().unwrap();
             let age = chrono::Utc::now() - row.created_at;
             assert!(age.abs() < chrono::TimeDelta::minutes(5), "{id} is {age} old");
         }
     }
-}
-
-#[tokio::test]
-async fn ownership_goes_over_when_it_is_given_up() {
-    let mysql = MySql::start().await;
-    let (one, other) = (mysql.channels(Mode::SingleNode).await, mysql.channels(Mode::SingleNode).await);
-    mysql.write(&one, &[event("1", "a", "{}"), event("2", "b", "{}")]).await;
-    let (a, b) = (one.channel_source("a"), one.channel_source("b"));
-    let held = a.claim(10).await.unwrap().items.remove(0);
-    let second = other.channel_source("a");
-    let waiting = second.claim(10).await.unwrap();
-    assert!(waiting.items.is_empty());
-    assert!(waiting.next_due.is_some_and(|wait| wait > LEASE / 2 && wait <= LEASE), "{:?}", waiting.next_due);
-
-    a.close().await.unwrap();
-    assert!(second.claim(10).await.unwrap().items.is_empty(), "b still reads");
-    b.close().await.unwrap();
-    b.close().await.unwrap();
-    let taken = second.claim(10).await.unwrap().items.remove(0);
-    assert!(taken.item.generation > held.item.generation);
-    assert_eq!(settle(&a, &held, Disposition::Done).await, Settled::LostLease);
-    assert_eq!(settle(&second, &taken, Disposition::Done).await, Settled::Applied);
-}
-
-#[tokio::test]
-async fn a_source_that_was_dropped_does_not_keep_the_others_from_closing() {
-    let mysql = MySql::start().await;
-    let (one, other) = (mysql.channels(Mode::SingleNode).await, mysql.channels(Mode::SingleNode).await);
-    let (a, b) = (one.channel_source("a"), one.channel_source("b"));
-    a.claim(1).await.unwrap();
-    drop(b);
-    a.close().await.unwrap();
-    let next = other.channel_source("a").claim(1).await.unwrap().next_due;
-    assert!(next.is_some_and(|wait| wait < LEASE / 2), "the other owns it now: {next:?}");
 }
 
 #[tokio::test]
@@ -150,180 +133,4 @@ async fn times_that_nobody_can_read_are_refused_at_the_door() {
     ] {
         assert!(sqlx::raw_sql(insert).execute(&mysql.pool).await.is_err(), "{insert}");
     }
-}
-
-#[tokio::test]
-async fn what_cannot_be_read_goes_dead_and_stops_nobody() {
-    for mode in MODES {
-        let mysql = MySql::start().await;
-        let outbox = mysql.dispatcher(mode).await;
-        mysql
-            .execute(
-                r#"INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('bad id', 't', '{}');
-                   INSERT INTO outbox_event (event_id, event_type, payload, headers) VALUES ('list', 't', '{}', '[1]');
-                   INSERT INTO outbox_event (event_id, event_type, payload, headers) VALUES ('number', 't', '{}', '{"a":1}');
-                   INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('good', 't', '{}');
-                   INSERT INTO outbox_event (event_id, event_type, payload, attempts) VALUES ('negative', 't', '', -1);
-                   INSERT INTO outbox_event (event_id, event_type, payload_bytes) VALUES ('large', 't', REPEAT(CHAR(0), 1048577));
-                   INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('good2', 't', '{}')"#,
-            )
-            .await;
-        let source = outbox.dispatcher_source();
-        let first = source.claim(4).await.unwrap();
-        assert_eq!(ids(&first.items), ["good"]);
-        assert_eq!(first.next_due, Some(Duration::ZERO), "there is more");
-        assert_eq!(ids(&source.claim(4).await.unwrap().items), ["good2"]);
-        for id in ["bad id", "list", "number", "large"] {
-            let row = outbox.find(id).await.unwrap().unwrap();
-            assert_eq!((row.status, row.attempts), (OutboxStatus::Dead, 0), "{id}");
-            assert!(row.event.is_none() && row.done_at.is_some());
-            let reason = row.last_error.unwrap();
-            assert!(reason.starts_with("undecodable: "), "{reason}");
-        }
-        assert_eq!(outbox.find("negative").await.unwrap().unwrap().status, OutboxStatus::Dead);
-        assert!(is_idle(&source.claim(4).await.unwrap()));
-    }
-}
-
-#[tokio::test]
-async fn a_claim_takes_sixteen_mebibytes_and_says_that_there_is_more() {
-    for mode in MODES {
-        let mysql = MySql::start().await;
-        let outbox = mysql.dispatcher(mode).await;
-        mysql
-            .execute(
-                "INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('huge', 't', REPEAT('x', 16000000));
-                 INSERT INTO outbox_event (event_type, payload_bytes)
-                 SELECT 't', REPEAT(CHAR(0), 1048576) FROM seq_1_to_20",
-            )
-            .await;
-        let source = outbox.dispatcher_source();
-        // The first is no event, and leaves room for one.
-        for items in [1, 16] {
-            let claim = source.claim(100).await.unwrap();
-            assert_eq!((claim.items.len(), claim.next_due), (items, Some(Duration::ZERO)));
-        }
-        assert_eq!(source.claim(100).await.unwrap().items.len(), 3);
-        assert!(is_idle(&source.claim(100).await.unwrap()));
-        assert_eq!(outbox.find("huge").await.unwrap().unwrap().status, OutboxStatus::Dead);
-    }
-}
-
-#[tokio::test]
-async fn what_is_recorded_is_what_an_operator_reads() {
-    for mode in MODES {
-        let mysql = MySql::start().await;
-        let outbox = mysql.dispatcher(mode).await;
-        let names = ["done", "counted", "uncounted", "snoozed", "dead", "gone"];
-        mysql.write(&outbox, &names.map(|id| event(id, "t", "{}"))).await;
-        let source = outbox.dispatcher_source();
-        let items = source.claim(10).await.unwrap().items;
-        // An operator may end a row under our hands: what is terminal stays as it is.
-        mysql.execute("UPDATE outbox_event SET status = 3, last_error = 'discarded' WHERE event_id = 'gone'").await;
-        let failure = || Failure::transient("503", "x".repeat(5_000));
-        let hour = Duration::from_secs(3_600);
-        let dispositions = [
-            Disposition::Done,
-            Disposition::Retry { after: hour, counted: true, failure: Some(failure()) },
-            Disposition::Retry { after: hour, counted: false, failure: Some(failure()) },
-            Disposition::Retry { after: hour, counted: false, failure: None },
-            Disposition::Dead(failure()),
-            Disposition::Done,
-        ];
-        let settlements = items.iter().zip(&dispositions).rev();
-        let settlements: Vec<_> = settlements
-            .map(|(claimed, disposition)| Settlement { claimed, disposition, took: Duration::ZERO })
-            .collect();
-        let settled = source.settle(&settlements).await.unwrap();
-        assert_eq!(settled[0], Settled::LostLease);
-        assert_eq!(settled[1..], [Settled::Applied; 5]);
-
-        let expected = [
-            (OutboxStatus::Done, 0, false),
-            (OutboxStatus::Retry, 1, true),
-            (OutboxStatus::Retry, 0, true),
-            (OutboxStatus::New, 0, false),
-            (OutboxStatus::Dead, 0, true),
-        ];
-        for (id, (status, attempts, has_error)) in names.into_iter().zip(expected) {
-            let row = outbox.find(id).await.unwrap().unwrap();
-            assert_eq!((row.status, row.attempts, row.last_error.is_some()), (status, attempts, has_error), "{id}");
-            assert_eq!(row.done_at.is_some(), matches!(status, OutboxStatus::Done | OutboxStatus::Dead), "{id}");
-            let waits = matches!(status, OutboxStatus::New | OutboxStatus::Retry);
-            assert_eq!(row.available_at - row.created_at > chrono::TimeDelta::minutes(59), waits, "{id}");
-            if let Some(error) = row.last_error {
-                assert!(error.chars().count() == 4_000 && error.ends_with("x..."));
-            }
-        }
-        let locked = "SELECT count(*) FROM outbox_event WHERE event_id <> 'gone' AND (locked_by IS NOT NULL OR locked_at IS NOT NULL)";
-        assert_eq!(mysql.ask::<i64>(locked).await, 0, "settled is not leased");
-        let gone = outbox.find("gone").await.unwrap().unwrap();
-        assert_eq!((gone.status, gone.last_error.as_deref()), (OutboxStatus::Dead, Some("discarded")));
-        assert!(outbox.find("nobody").await.unwrap().is_none());
-        let next = source.claim(10).await.unwrap();
-        assert!(is_idle(&next) && next.next_due.is_some_and(|wait| wait <= hour));
-    }
-}
-
-#[tokio::test]
-async fn a_drain_finds_what_was_committed_behind_it() {
-    for mode in MODES {
-        let mysql = MySql::start().await;
-        let outbox = mysql.dispatcher(mode).await;
-        let source = outbox.dispatcher_source();
-        // Numbered and timed before the others, committed after they were claimed.
-        let mut late = mysql.pool.begin().await.unwrap();
-        outbox.write(&mut late, &event("late", "t", "{}")).await.unwrap();
-        let others: Vec<Event> = (0..10).map(|number| event(&format!("{number}"), "t", "{}")).collect();
-        mysql.write(&outbox, &others).await;
-        assert_eq!(ids(&source.claim(4).await.unwrap().items), ["0", "1", "2", "3"]);
-        late.commit().await.unwrap();
-        let mut seen = Vec::new();
-        while seen.len() < 7 {
-            let claim = source.claim(4).await.unwrap();
-            assert!(!claim.items.is_empty(), "{seen:?}");
-            seen.extend(ids(&claim.items).into_iter().map(str::to_owned));
-        }
-        seen.sort();
-        assert_eq!(seen, ["4", "5", "6", "7", "8", "9", "late"]);
-    }
-}
-
-#[tokio::test]
-async fn channels_share_one_table_and_find_each_other() {
-    for mode in CHANNEL_MODES {
-        let mysql = MySql::start().await;
-        let outbox = mysql.channels(mode).await;
-        assert!(outbox.pending_types().await.unwrap().is_empty());
-        let later = Event::builder("c").text("{}".to_owned()).deliver_after(Duration::from_secs(60)).build().unwrap();
-        let events = [event("1", "b", "{}"), event("2", "a", "{}"), event("3", "b", "{}"), later];
-        mysql.write(&outbox, &events).await;
-        assert_eq!(outbox.pending_types().await.unwrap(), ["a", "b"]);
-        let (a, b) = (outbox.channel_source("a"), outbox.channel_source("b"));
-        assert_eq!(ids(&a.claim(10).await.unwrap().items), ["2"]);
-        let items = b.claim(10).await.unwrap().items;
-        assert_eq!(ids(&items), ["1", "3"]);
-        for claimed in &items {
-            assert_eq!(settle(&b, claimed, Disposition::Done).await, Settled::Applied);
-        }
-        assert_eq!(outbox.pending_types().await.unwrap(), ["a"]);
-    }
-}
-
-#[tokio::test]
-async fn who_writes_or_commits_wakes_who_reads() {
-    let mysql = MySql::start().await;
-    let outbox = mysql.channels(Mode::MultiNode).await;
-    let (a, b) = (outbox.channel_source("a"), outbox.channel_source("b"));
-    let signalled = |source: &OutboxSource| {
-        let wakeup = source.wakeup().clone();
-        async move { tokio::time::timeout(Duration::from_millis(50), wakeup.signalled()).await.ok() }
-    };
-    mysql.write(&outbox, &[event("1", "a", "{}")]).await;
-    assert!(signalled(&a).await.is_some());
-    assert!(signalled(&b).await.is_none());
-    outbox.committed();
-    assert!(signalled(&a).await.is_some() && signalled(&b).await.is_some());
-    outbox.wake("b");
-    assert!(signalled(&a).await.is_none() && signalled(&b).await.is_some());
 }

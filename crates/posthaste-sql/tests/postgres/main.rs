@@ -1,10 +1,6 @@
-//! The outbox on a real PostgreSQL, each test in a database of its own.
+//! The outbox on a real PostgreSQL, where it differs from others, each test in a database of its own. What all databases have
+//! in common is tested in `posthaste`.
 
-mod inbox;
-mod leases;
 mod migrations;
-mod ordered;
 mod outbox;
-mod outbox_doors;
-mod source_laws;
 mod support;

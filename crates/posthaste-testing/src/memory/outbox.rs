@@ -137,6 +137,10 @@ impl Store for MemoryOutbox {
         Ok(state.table(&self.table).pending_types(now))
     }
 
+    fn tells_others(&self) -> bool {
+        true
+    }
+
     async fn notify(&self) -> Result<(), StoreError> {
         let (mut state, _) = self.statement("tell others of")?;
         state.table(&self.table).listeners.values().for_each(Wakeup::wake);

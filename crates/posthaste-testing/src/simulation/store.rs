@@ -291,6 +291,10 @@ impl Store for FaultyStore {
         self.store.pending_types().await
     }
 
+    fn tells_others(&self) -> bool {
+        self.store.tells_others()
+    }
+
     async fn notify(&self) -> Result<(), StoreError> {
         let fault = self.before().await?;
         self.store.notify().await?;

@@ -3,13 +3,13 @@
 use std::num::NonZeroUsize;
 
 use chrono::Utc;
-use posthaste::{DeadFilter, Event, Failure, FaultKind, Mode, Outbox, OutboxRow, OutboxStatus};
+use posthaste::{DeadFilter, Event, FaultKind, Mode, Outbox, OutboxRow, OutboxStatus};
 use posthaste_core::outbox::{Store, Upkeep};
 use posthaste_core::{Disposition, Source};
 
 use crate::harness::{
-    Calls, Harness, all_done, claim, events, node, on_every_store, outbox, row, row_when, settle, watched, write,
-    writer,
+    Calls, Harness, all_done, claim, events, failure, node, on_every_store, outbox, row, row_when, settle, watched,
+    write, writer,
 };
 
 on_every_store! {
@@ -28,7 +28,7 @@ async fn bury<H: Harness>(db: &H, outbox: &Outbox<H::Store>, events: &[Event]) -
     loop {
         let claimed = claim(&node, 100).await;
         for claimed in &claimed {
-            settle(&node, claimed, Disposition::Dead(Failure::transient("503", "down"))).await;
+            settle(&node, claimed, Disposition::Dead(failure())).await;
         }
         if claimed.is_empty() {
             node.close().await.unwrap();

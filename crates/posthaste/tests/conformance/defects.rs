@@ -14,9 +14,9 @@ use posthaste_core::{Disposition, Settled, Source};
 use tokio::time::Instant;
 
 use crate::harness::{
-    Calls, Database, Gate, Harness, LEASE, Memory, Meters, PATIENCE, Postgres, Tamper, all_done, claim, claimed_ids,
-    event, event_of, events, node, on_every_database, on_every_store, outbox, row, row_when, settle, until, write,
-    writer,
+    Calls, Database, Gate, Harness, LEASE, Memory, Meters, PATIENCE, Postgres, Tamper, all_done, claim, claim_soon,
+    claimed_ids, event, event_of, events, node, on_every_database, on_every_store, outbox, row, row_when, settle,
+    settle_all, until, watched, write, writer,
 };
 
 on_every_store! {
@@ -157,9 +157,9 @@ async fn z3_deliveries_equal_events_when_nothing_crashes<H: Harness>(db: H) {
 }
 
 async fn z4_ordered_delivers_the_written_sequence_and_nothing_else<H: Harness>(db: H) {
-    const POLL: Duration = Duration::from_millis(30);
     let calls = Calls::default();
-    let builder = Outbox::new(db.pool().await).ordered().poll_interval(POLL);
+    let (pool, book) = watched(&db).await;
+    let builder = Outbox::new(pool).ordered().poll_interval(Duration::from_millis(30));
     let outbox = builder.listeners(calls.slow_listeners(Duration::from_millis(1))).start().await.unwrap();
     let mut ids = Vec::new();
     for _ in 0..20 {
@@ -167,7 +167,8 @@ async fn z4_ordered_delivers_the_written_sequence_and_nothing_else<H: Harness>(d
         ids.extend(write(&outbox, &events).await);
     }
     all_done(&outbox, &ids).await;
-    tokio::time::sleep(POLL * 4).await;
+    let asked = book.calls("take").len();
+    until("it has asked again", async || book.calls("take").len() >= asked + 3).await;
     outbox.close().await;
     assert_eq!(calls.ids(), ids);
 }
@@ -251,9 +252,8 @@ async fn z7_a_fresh_row_belongs_to_who_wrote_it<H: Harness>(db: H) {
 async fn z8_after_a_clean_stop_another_node_delivers_at_once<H: Harness>(db: H) {
     for mode in [Mode::MultiNode, Mode::SingleNode] {
         let (stuck, gate, calls) = (Calls::default(), Gate::closed(), Calls::default());
-        let poll_interval = Duration::from_millis(100);
         let drain = Duration::from_millis(10);
-        let settings = Settings { mode, workers: 1, drain, poll_interval, ..Settings::default() };
+        let settings = Settings { mode, workers: 1, drain, ..Settings::default() };
         let table = format!("z8_{}", mode.word());
         let builder = Outbox::new(db.pool().await).settings(settings.clone()).table(&table);
         let first = builder.listeners(stuck.gated_listeners(&gate)).start().await.unwrap();
@@ -289,22 +289,18 @@ async fn z9_a_slow_listener_keeps_its_lease<H: Harness>(db: H) {
 
 async fn z9_a_late_settlement_changes_nothing_and_is_counted<H: Harness>(db: H) {
     let (calls, gate, meters) = (Calls::default(), Gate::closed(), Meters::default());
+    let (pool, book) = watched(&db).await;
     let listening = meters.listening();
-    let builder = Outbox::new(db.pool().await).mode(Mode::MultiNode).listeners(calls.gated_listeners(&gate));
+    let builder = Outbox::new(pool).mode(Mode::MultiNode).listeners(calls.gated_listeners(&gate));
     let late = builder.poll_interval(PATIENCE).start().await.unwrap();
     drop(listening);
+    // A claim that is still under way does not know what is written now, and would take it for another's.
+    until("the first claim is over", async || !book.calls("next_due").is_empty()).await;
     let ids = write(&late, &events(1)).await;
     calls.wait_for(1).await;
     db.tamper(Tamper::Age { event_id: &ids[0], by: LEASE }).await;
     let other = node(&db, Mode::MultiNode).await;
-    // A claim passes over what a statement of the other node has locked at that moment.
-    let claimed = loop {
-        let claimed = claim(&other, 1).await;
-        if !claimed.is_empty() {
-            break claimed;
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    };
+    let claimed = claim_soon(&other, 1).await;
     assert_eq!(claimed_ids(&claimed), ids);
     let taken = row(&late, &ids[0]).await;
     gate.open();
@@ -370,12 +366,7 @@ async fn time_of_a_claim<S: Store>(node: &posthaste_core::outbox::OutboxSource<S
         let claimed = claim(node, 50).await;
         times.push(began.elapsed());
         assert_eq!(claimed.len(), 50);
-        let disposition = Disposition::Done;
-        let settlements: Vec<_> = claimed
-            .iter()
-            .map(|claimed| posthaste_core::Settlement { claimed, disposition: &disposition, took: Duration::ZERO })
-            .collect();
-        node.settle(&settlements).await.unwrap();
+        settle_all(node, &claimed.iter().map(|claimed| (claimed, Disposition::Done)).collect::<Vec<_>>()).await;
     }
     times.sort();
     times[times.len() / 2]

@@ -7,11 +7,11 @@ use chrono::{TimeDelta, Utc};
 use posthaste::{
     Event, Failure, Interceptor, Listeners, Mode, Outbox, OutboxStatus, Outcome, RetryPolicy, Settings, StartError,
 };
-use posthaste_core::{Disposition, Source};
+use posthaste_core::Source;
 
 use crate::harness::{
-    Calls, Gate, Harness, Meters, all_done, claim, event, events, node, on_every_store, outbox, row, row_when, settle,
-    until, watched, write, write_plain, writer,
+    Calls, Gate, HOUR, Harness, Meters, all_done, claim, event, events, node, on_every_store, outbox, retry, row,
+    row_when, settle, until, watched, write, write_plain, writer,
 };
 
 on_every_store! {
@@ -34,7 +34,6 @@ on_every_store! {
     h17_what_happens_is_measured,
 }
 
-const HOUR: Duration = Duration::from_secs(60 * 60);
 const FAR: Duration = Duration::from_secs(60);
 
 fn at_once(max_attempts: u32) -> RetryPolicy {
@@ -331,7 +330,8 @@ async fn h10_an_outcome_that_cannot_be_recorded_is_recorded_later<H: Harness>(db
 async fn h11_an_event_is_never_in_two_hands_at_once<H: Harness>(db: H) {
     let (calls, gate) = (Calls::default(), Gate::closed());
     let (seen, passed) = (calls.clone(), gate.clone());
-    let builder = Outbox::new(db.pool().await).poll_interval(Duration::from_millis(5)).on("t", move |event| {
+    let (pool, book) = watched(&db).await;
+    let builder = Outbox::new(pool).poll_interval(FAR).on("t", move |event| {
         let (calls, gate) = (seen.clone(), passed.clone());
         async move {
             calls.add(event);
@@ -343,8 +343,9 @@ async fn h11_an_event_is_never_in_two_hands_at_once<H: Harness>(db: H) {
     let ids = write(&outbox, &events(1)).await;
     calls.wait_for(1).await;
     for _ in 0..20 {
+        let asked = book.calls("take").len();
         outbox.committed();
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        until("it has asked again", async || book.calls("take").len() > asked).await;
     }
     assert_eq!(calls.len(), 1, "while the first one runs");
     gate.open();
@@ -359,7 +360,7 @@ async fn h11_an_event_is_never_in_two_hands_at_once<H: Harness>(db: H) {
 async fn h12_every_event_is_seen_by_many_workers<H: Harness>(db: H) {
     for (workers, hot, cold) in [(4, 50, 0), (2, 20, 10)] {
         let calls = Calls::default();
-        let settings = Settings { workers, poll_interval: FAR, ..Settings::default() };
+        let settings = Settings { workers, poll_interval: Some(FAR), ..Settings::default() };
         let builder = Outbox::new(db.pool().await).settings(settings).table(format!("h12_{workers}"));
         let outbox = builder.listeners(calls.listeners()).start().await.unwrap();
         let mut ids = write_plain(&db, &outbox, &events(cold)).await;
@@ -422,7 +423,7 @@ async fn h14_close_drains_and_gives_back_the_rest<H: Harness>(db: H) {
 
 async fn h15_what_does_not_go_hot_is_counted_and_harms_nobody<H: Harness>(db: H) {
     let (calls, gate, meters) = (Calls::default(), Gate::closed(), Meters::default());
-    let settings = Settings { workers: 1, hot_queue: 2, poll_interval: FAR, ..Settings::default() };
+    let settings = Settings { workers: 1, hot_queue: 2, poll_interval: Some(FAR), ..Settings::default() };
     let listening = meters.listening();
     let builder = Outbox::new(db.pool().await).settings(settings).listeners(calls.gated_listeners(&gate));
     let outbox = builder.start().await.unwrap();
@@ -445,8 +446,7 @@ async fn h16_what_was_tried_before_goes_on_from_there<H: Harness>(db: H) {
     let by_hand = node(&db, Mode::SingleNode).await;
     for _ in 0..2 {
         let claimed = claim(&by_hand, 1).await;
-        let failure = Some(Failure::transient("503", "down"));
-        settle(&by_hand, &claimed[0], Disposition::Retry { after: Duration::ZERO, counted: true, failure }).await;
+        settle(&by_hand, &claimed[0], retry(Duration::ZERO)).await;
     }
     by_hand.close().await.unwrap();
     let calls = Calls::default();

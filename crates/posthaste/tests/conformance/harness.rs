@@ -6,14 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use posthaste::{
-    Event, InTransaction, Listeners, Mode, Outbox, OutboxBuilder, OutboxRow, OutboxStatus, Pool, TableName,
-};
-use posthaste_core::outbox::{OutboxItem, OutboxSource, Reader, Store, Table, Upkeep};
-use posthaste_core::{Claimed, Disposition, Settled, Settlement, Source};
+use chrono::TimeDelta;
+use posthaste::{Event, InTransaction, Listeners, Mode, Outbox, OutboxBuilder, OutboxRow, OutboxStatus, Pool};
+use posthaste_core::outbox::{Store, Upkeep};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
+mod by_hand;
 mod memory;
 mod meters;
 mod mysql;
@@ -21,6 +20,10 @@ mod postgres;
 mod sqlite;
 mod watched;
 
+pub use by_hand::{
+    CHANNEL_MODES, MODES, Marks, channels, claim, claim_soon, claimed_ids, dispatcher, failure, insert, is_idle, node,
+    retry, settle, settle_all, snooze, table_of, write_to,
+};
 pub use memory::Memory;
 pub use meters::Meters;
 pub use mysql::MySql;
@@ -32,6 +35,8 @@ pub use watched::{Book, Watched, WatchedPool};
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a lease lasts in tests that wait for none to end.
 pub const LEASE: Duration = Duration::from_secs(30);
+pub const HOUR: Duration = Duration::from_secs(60 * 60);
+pub const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// A new, empty database.
 #[async_trait]
@@ -40,6 +45,13 @@ pub trait Harness: Sized + Send + Sync + 'static {
     type Pool: Pool<Self::Store> + Clone;
     /// A transaction of the service's own making.
     type Plain: InTransaction<Self::Store>;
+
+    /// How fine the times are that it keeps.
+    const TICK: TimeDelta = TimeDelta::microseconds(1);
+    /// Whether a text may hold U+0000.
+    const KEEPS_NUL: bool = true;
+    /// The modes in which a claim does not wait for a transaction that writes.
+    const CLAIMS_BESIDE_A_WRITER: &'static [Mode] = &MODES;
 
     async fn start() -> Self;
 
@@ -62,17 +74,31 @@ pub trait Harness: Sized + Send + Sync + 'static {
 pub trait Database: Harness {
     /// How a backslash is written in a text.
     const BACKSLASH: &'static str = "\\";
+    /// How large a payload its functions can make.
+    const HUGE: usize = 20_000_000;
 
     async fn execute(&self, sql: &str);
 
     /// The one text that a query answers.
     async fn text(&self, sql: &str) -> Option<String>;
 
+    /// The texts that a query answers, row by row.
+    async fn texts(&self, sql: &str) -> Vec<String>;
+
     /// Executes on a connection of the service, so in its transaction.
     async fn execute_on(connection: &mut <Self::Store as Store>::Connection, sql: &str);
 
     /// What to select the numbers from 1 to `count` from, as a column `n`.
     fn numbers(count: u64) -> String;
+
+    /// The time this long before now, as the columns of an outbox keep it.
+    fn ago(age: Duration) -> String;
+
+    /// So many bytes, all of them zero.
+    fn zeros(count: usize) -> String;
+
+    /// A text of so many digits.
+    fn digits(count: usize) -> String;
 }
 
 /// What another program may do to a table.
@@ -103,6 +129,15 @@ macro_rules! on_every_database {
     };
 }
 pub(crate) use on_every_database;
+
+/// Declares tests that run on every database that lets many write at once.
+macro_rules! on_every_server {
+    ($($test:ident),* $(,)?) => {
+        mod on_server_postgres { $(crate::harness::declare!(Postgres, $test);)* }
+        mod on_server_mysql { $(crate::harness::declare!(MySql, $test);)* }
+    };
+}
+pub(crate) use on_every_server;
 
 macro_rules! declare {
     ($harness:ident, $test:ident) => {
@@ -247,6 +282,11 @@ pub fn events(count: usize) -> Vec<Event> {
     (0..count).map(|_| event()).collect()
 }
 
+/// An event of the type `t` with an id of the test's own.
+pub fn named(id: &str) -> Event {
+    Event::text("t", "{}").id(id.to_owned()).build().unwrap()
+}
+
 /// An event of the type `t` of one aggregate of the type `a`.
 pub fn event_of(aggregate_id: &str) -> Event {
     Event::text("t", "{}").aggregate("a", aggregate_id).build().unwrap()
@@ -311,32 +351,4 @@ pub async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
 /// Waits until a pool has all its connections back: they come back by themselves, a moment later.
 pub async fn all_back<H: Harness>(pool: &H::Pool) {
     until("every connection is back", async || H::in_use(pool) == 0).await;
-}
-
-/// A node that claims by hand.
-pub async fn node<H: Harness>(db: &H, mode: Mode) -> OutboxSource<H::Store> {
-    node_of(db, mode, LEASE).await
-}
-
-pub async fn node_of<H: Harness>(db: &H, mode: Mode, lease: Duration) -> OutboxSource<H::Store> {
-    let store = db.pool().await.open(TableName::default(), mode).await.unwrap();
-    Table::open(store, Reader::Dispatcher, lease).await.unwrap().dispatcher_source()
-}
-
-/// What a node claims now.
-pub async fn claim<S: Store>(node: &OutboxSource<S>, limit: usize) -> Vec<Claimed<OutboxItem>> {
-    node.claim(limit).await.unwrap().items
-}
-
-pub fn claimed_ids(items: &[Claimed<OutboxItem>]) -> Vec<String> {
-    items.iter().map(|claimed| claimed.item.event.id().to_owned()).collect()
-}
-
-pub async fn settle<S: Store>(
-    node: &OutboxSource<S>,
-    claimed: &Claimed<OutboxItem>,
-    disposition: Disposition,
-) -> Settled {
-    let settlement = Settlement { claimed, disposition: &disposition, took: Duration::ZERO };
-    node.settle(&[settlement]).await.unwrap()[0]
 }

@@ -53,7 +53,7 @@ fn p2_settings_have_keys_and_defaults() {
         (table.as_str(), mode, workers, hot_queue, cold_queue),
         ("outbox_event", Mode::SingleNode, 4, 1_000, 1_000)
     );
-    assert_eq!((batch_size, poll_interval), (500, Duration::from_secs(5)));
+    assert_eq!((batch_size, poll_interval), (500, None));
     let Settings { skip_recent, lease, drain, retry, unroutable, purge, metrics_prefix, .. } = defaults;
     assert_eq!((skip_recent, lease, drain), (Duration::ZERO, Duration::from_secs(30), Duration::from_secs(5)));
     let (base, max) = (Duration::from_millis(200), Duration::from_secs(60));

@@ -1,20 +1,28 @@
 //! What the library does, behaviour by behaviour, on every store that the behaviour touches. `docs/conformance.md` lists
-//! them with their tests.
+//! those that have an id, with their tests; the others are what stores, and the processes that share one, owe each other.
 
 mod acceptance;
+mod claims;
 mod dead_events;
 mod defects;
 mod dispatcher;
+mod doors;
 mod envelope;
 mod harness;
 mod headers;
+mod inbox;
 mod kit;
+mod laws;
+mod leases;
 mod metrics;
 mod modes;
+mod order;
 mod parts;
 mod poller;
 mod purge;
 mod robustness;
 mod store;
+mod table;
 mod transactions;
+mod upkeep;
 mod writer;

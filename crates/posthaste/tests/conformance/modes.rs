@@ -78,7 +78,7 @@ async fn j3_a_process_that_only_writes_refuses_what_it_has_no_use_for<H: Harness
         ("hot_queue", Settings { hot_queue: 1, ..settings() }),
         ("cold_queue", Settings { cold_queue: 1, ..settings() }),
         ("batch_size", Settings { batch_size: 1, ..settings() }),
-        ("poll_interval", Settings { poll_interval: second, ..settings() }),
+        ("poll_interval", Settings { poll_interval: Some(second), ..settings() }),
         ("skip_recent", Settings { skip_recent: second, ..settings() }),
         ("lease", Settings { lease: second, ..settings() }),
         ("drain", Settings { drain: second, ..settings() }),

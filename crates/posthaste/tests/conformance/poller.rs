@@ -7,8 +7,8 @@ use posthaste::{Delay, Event, Listeners, Mode, Outbox, OutboxBuilder, OutboxStat
 use posthaste_core::outbox::{Store, Upkeep};
 
 use crate::harness::{
-    Book, Calls, Gate, Harness, Meters, Tamper, Watched, WatchedPool, all_done, events, on_every_store, outbox, row,
-    row_when, until, watched, write, writer,
+    Book, Calls, Gate, HOUR, Harness, Meters, Tamper, Watched, WatchedPool, all_done, events, on_every_store, outbox,
+    row, row_when, until, watched, write, writer,
 };
 
 on_every_store! {
@@ -26,7 +26,6 @@ on_every_store! {
     g12_a_failing_claim_does_not_end_the_schedule,
 }
 
-const HOUR: Duration = Duration::from_secs(60 * 60);
 const SOON: Duration = Duration::from_millis(20);
 
 type Builder<H> = OutboxBuilder<WatchedPool<<H as Harness>::Pool>, Watched<<H as Harness>::Store>>;
@@ -77,7 +76,7 @@ async fn g2_without_room_the_table_is_not_asked<H: Harness>(db: H) {
     let (calls, gate) = (Calls::default(), Gate::closed());
     let ids = write(&writer(&db).await, &events(3)).await;
     let (builder, book) = polling(&db, calls.gated_listeners(&gate)).await;
-    let settings = Settings { workers: 1, cold_queue: 1, poll_interval: SOON, ..Settings::default() };
+    let settings = Settings { workers: 1, cold_queue: 1, poll_interval: Some(SOON), ..Settings::default() };
     let outbox = builder.settings(settings).start().await.unwrap();
     calls.wait_for(1).await;
     let asked = book.calls("take").len();
@@ -117,7 +116,7 @@ async fn g4_what_there_is_no_room_for_stays_unclaimed<H: Harness>(db: H) {
     let ids = write(&writer(&db).await, &events(5)).await;
     let (builder, _) = polling(&db, calls.gated_listeners(&gate)).await;
     let settings =
-        Settings { workers: 2, cold_queue: 2, mode: Mode::MultiNode, poll_interval: SOON, ..Settings::default() };
+        Settings { workers: 2, cold_queue: 2, mode: Mode::MultiNode, poll_interval: Some(SOON), ..Settings::default() };
     let outbox = builder.settings(settings).start().await.unwrap();
     calls.wait_for(2).await;
     some_polls().await;
@@ -132,7 +131,7 @@ async fn g5_what_is_too_young_is_left_alone<H: Harness>(db: H) {
     let (calls, meters) = (Calls::default(), Meters::default());
     let ids = write(&writer(&db).await, &events(1)).await;
     let (builder, book) = polling(&db, calls.listeners()).await;
-    let settings = Settings { skip_recent: HOUR, poll_interval: SOON, ..Settings::default() };
+    let settings = Settings { skip_recent: HOUR, poll_interval: Some(SOON), ..Settings::default() };
     let listening = meters.listening();
     let outbox = builder.settings(settings).start().await.unwrap();
     drop(listening);
@@ -201,7 +200,7 @@ async fn g8_an_event_that_was_polled_has_its_own_times<H: Harness>(db: H) {
 async fn g9_settings_that_make_no_sense_are_refused() {
     for (name, settings) in [
         ("batch_size", Settings { batch_size: 0, ..Settings::default() }),
-        ("poll_interval", Settings { poll_interval: Duration::ZERO, ..Settings::default() }),
+        ("poll_interval", Settings { poll_interval: Some(Duration::ZERO), ..Settings::default() }),
         ("lease", Settings { lease: Duration::ZERO, ..Settings::default() }),
         ("lease", Settings { lease: Duration::from_millis(999), ..Settings::default() }),
     ] {

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use posthaste::{Event, Failure, Mode, Outbox, OutboxStatus, Pool, Retention, Settings, StartError, TableName};
+use posthaste::{Event, Mode, Outbox, OutboxStatus, Pool, Retention, Settings, StartError, TableName};
 use posthaste_core::Disposition;
 use posthaste_core::Source;
 use posthaste_core::outbox::{Purge, Store, Upkeep};
 
 use crate::harness::{
-    Calls, Harness, Tamper, Watched, all_done, claim, events, node, on_every_store, outbox, row, until, watched, write,
-    writer,
+    Calls, DAY, Harness, Tamper, Watched, all_done, claim, events, failure, node, on_every_store, outbox, retry, row,
+    settle, until, watched, write, writer,
 };
 
 on_every_store! {
@@ -19,20 +19,14 @@ on_every_store! {
     m4_purging_goes_on_batch_by_batch_and_from_time_to_time,
 }
 
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
-
 /// One of each status: new, done, retry, dead.
 async fn one_of_each<H: Harness>(db: &H, outbox: &Outbox<Watched<H::Store>>) -> Vec<String> {
     let ids = write(outbox, &events(4)).await;
     let node = node(db, Mode::SingleNode).await;
-    let failure = || Failure::transient("503", "down");
     let claimed = claim(&node, 4).await;
-    for (claimed, end) in claimed[1..].iter().zip([
-        Disposition::Done,
-        Disposition::Retry { after: Duration::ZERO, counted: true, failure: Some(failure()) },
-        Disposition::Dead(failure()),
-    ]) {
-        crate::harness::settle(&node, claimed, end).await;
+    let ends = [Disposition::Done, retry(Duration::ZERO), Disposition::Dead(failure())];
+    for (claimed, end) in claimed[1..].iter().zip(ends) {
+        settle(&node, claimed, end).await;
     }
     node.close().await.unwrap();
     ids
@@ -62,7 +56,7 @@ async fn m1_finished_events_go_by_the_time_of_their_end<H: Harness>(db: H) {
     let first = write(&outbox, &events(1)).await;
     db.tamper(Tamper::Age { event_id: &first[0], by: 100 * DAY }).await;
     let node = node(&db, Mode::SingleNode).await;
-    crate::harness::settle(&node, &claim(&node, 1).await[0], Disposition::Done).await;
+    settle(&node, &claim(&node, 1).await[0], Disposition::Done).await;
     node.close().await.unwrap();
     let ids = one_of_each(&db, &outbox).await;
     assert_eq!(outbox.purge().await.unwrap(), 0);

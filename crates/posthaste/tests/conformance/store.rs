@@ -1,19 +1,19 @@
-//! D, E, F: what a store keeps of an event, what a settlement makes of it, and what a claim gets.
+//! D, E: what a store keeps of an event, and what a settlement makes of it.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use bytes::Bytes;
 use chrono::{DateTime, TimeDelta, Utc};
 use posthaste::{
-    DatabaseKind, Event, Failure, GLOBAL_AGGREGATE, Mode, OutboxRow, OutboxStatus, Payload, Pool, TableName,
+    DatabaseKind, Event, EventBuilder, Failure, GLOBAL_AGGREGATE, Mode, OutboxRow, OutboxStatus, Payload, Pool,
+    TableName,
 };
-use posthaste_core::outbox::{Change, Owner, Purge, Store, Upkeep};
-use posthaste_core::{Disposition, Settled, Source};
+use posthaste_core::outbox::{Purge, Store, Upkeep};
+use posthaste_core::{Disposition, Settled};
 
 use crate::harness::{
-    Database, Harness, LEASE, Tamper, claim, claimed_ids, event, events, node, on_every_database, on_every_store, row,
-    settle, until, write, writer,
+    Database, HOUR, Harness, MODES, Marks, claim, dispatcher, event, events, failure, node, on_every_database,
+    on_every_store, retry, row, settle, snooze, write, write_to, writer,
 };
 
 on_every_store! {
@@ -29,14 +29,6 @@ on_every_store! {
     e6_a_long_error_is_cut,
     e7_every_mode_of_every_store_can_snooze,
     e8_a_row_that_is_gone_is_no_longer_ours,
-    f1_only_what_is_due_and_pending_is_claimed,
-    f2_a_claim_is_in_order_and_has_a_limit,
-    f3_what_is_not_due_is_hidden_until_it_is,
-    f4_two_nodes_share_and_do_not_overlap,
-    f5_an_expired_claim_is_taken_over,
-    f6_a_settlement_ends_the_claim,
-    f7_many_claims_at_once_take_each_row_once,
-    f8_an_event_is_read_back_as_it_was_written,
 }
 
 on_every_database! {
@@ -44,19 +36,17 @@ on_every_database! {
     d2_no_headers_are_null_and_headers_are_a_json_object,
 }
 
-const HOUR: Duration = Duration::from_secs(60 * 60);
-
 fn now_and_then(wait: Duration) -> DateTime<Utc> {
     Utc::now() + wait
 }
 
 /// The test and the database are on the same machine.
-fn is_about(time: DateTime<Utc>, expected: DateTime<Utc>) -> bool {
+pub fn is_about(time: DateTime<Utc>, expected: DateTime<Utc>) -> bool {
     (time - expected).abs() < TimeDelta::seconds(10)
 }
 
 /// Everything that can be set, with a time that every database can keep.
-fn full_event(payload: &str) -> Event {
+fn full(payload: &str) -> EventBuilder {
     Event::text("order.placed", payload)
         .aggregate("order", 7)
         .tenant_id("acme".to_owned())
@@ -67,8 +57,10 @@ fn full_event(payload: &str) -> Event {
         .header("b", "2")
         .header("a", "é \"quoted\" \\ \n")
         .occurred_at("2026-01-01T12:00:00.123456Z".parse::<DateTime<Utc>>().unwrap())
-        .build()
-        .unwrap()
+}
+
+pub fn full_event(payload: &str) -> Event {
+    full(payload).build().unwrap()
 }
 
 async fn d1_a_new_row_holds_what_was_written_and_the_databases_time<H: Harness>(db: H) {
@@ -167,29 +159,50 @@ fn d5_a_url_tells_the_kind_of_database() {
     }
 }
 
+const TEXTS: [&str; 10] = [
+    "",
+    "{}",
+    "null",
+    "  { \"a\" : 1.0e2 }\r\n",
+    "{ \"b\" : 1,\n\t\"a\":1.0,\"a\":2 }",
+    "\u{feff}😀 é \u{301} \u{202e}",
+    "no JSON \\ ' \" ; -- \u{1f600} é",
+    "\\x00 'quoted' \"double\" `tick` ? ?1 $1 :name --",
+    "\u{1}\u{7f}\u{fffd}\u{10ffff}",
+    "a\0b",
+];
+
+/// Awkward texts, awkward bytes, and last an event with all its fields.
+fn awkward() -> Vec<Event> {
+    let texts = TEXTS.map(|text| Event::text("t", text));
+    let all_bytes: Vec<u8> = (0..=255).collect();
+    let bytes = [&[][..], &[0, 255, 0, 254, 13, 10], &all_bytes];
+    let bytes = bytes.map(|bytes| Event::builder("t").bytes(Bytes::copy_from_slice(bytes)));
+    let full = full("{}").id("my:id-1._".to_owned()).header("b", "ü\"\\\0").header("c", "").header("b", "again");
+    texts.into_iter().chain(bytes).chain([full]).map(|event| event.build().unwrap()).collect()
+}
+
 async fn d6_a_payload_is_kept_byte_for_byte<H: Harness>(db: H) {
-    let outbox = writer(&db).await;
-    let texts = ["{ \"b\" : 1,\n\t\"a\":1.0,\"a\":2 }", "no JSON \\ ' \" ; -- \u{1f600} é", "", "{}"];
-    for text in texts {
-        let ids = write(&outbox, &[full_event(text)]).await;
-        let stored = row(&outbox, &ids[0]).await.event.unwrap();
-        assert_eq!(stored.payload(), &Payload::Text(text.to_owned()));
+    drop(db);
+    for mode in [Mode::SingleNode, Mode::MultiNode] {
+        let db = H::start().await;
+        let (outbox, table) = (writer(&db).await, dispatcher(&db, mode).await);
+        let events = awkward();
+        let rows = write_to(&table, &events).await;
+        let items = claim(&table.dispatcher_source(), 100).await;
+        assert_eq!(items.iter().map(|claimed| claimed.item.seq).collect::<Vec<_>>(), rows);
+        for (claimed, written) in items.iter().zip(&events) {
+            for read in [&claimed.item.event, &row(&outbox, written.id()).await.event.unwrap().into()] {
+                assert_eq!((read.id(), read.headers()), (written.id(), written.headers()));
+                assert_eq!(read.payload().as_bytes(), written.payload().as_bytes());
+                let is_text = matches!(written.payload(), Payload::Text(text) if H::KEEPS_NUL || !text.contains('\0'));
+                assert_eq!(matches!(read.payload(), Payload::Text(_)), is_text);
+                assert!((read.occurred_at() - written.occurred_at()).abs() < TimeDelta::microseconds(1));
+            }
+            assert_eq!(claimed.bytes, written.weight());
+        }
+        assert!(*items[events.len() - 1].item.event == events[events.len() - 1], "with all its fields");
     }
-    let binary = Bytes::from((0..=255).collect::<Vec<u8>>());
-    let ids = write(&outbox, &[Event::builder("t").bytes(binary.clone()).build().unwrap()]).await;
-    assert_eq!(row(&outbox, &ids[0]).await.event.unwrap().payload(), &Payload::Bytes(binary));
-}
-
-fn failure() -> Failure {
-    Failure::transient("503", "down")
-}
-
-fn retry(after: Duration) -> Disposition {
-    Disposition::Retry { after, counted: true, failure: Some(failure()) }
-}
-
-fn snooze(after: Duration) -> Disposition {
-    Disposition::Retry { after, counted: false, failure: None }
 }
 
 async fn e1_done_is_recorded_once<H: Harness>(db: H) {
@@ -250,26 +263,6 @@ async fn e4_a_snooze_is_new_again_and_not_counted<H: Harness>(db: H) {
     assert!(is_about(snoozed.available_at, now_and_then(HOUR)));
 }
 
-/// A store that can be told to record anything about any row, as its single owner.
-struct Marks<S> {
-    store: S,
-    fence: String,
-}
-
-impl<S: Store + Upkeep> Marks<S> {
-    async fn of<H: Harness<Store = S>>(db: &H) -> Self {
-        let store = db.pool().await.open(TableName::default(), Mode::SingleNode).await.unwrap();
-        store.register(posthaste_core::outbox::Reader::Dispatcher).await.unwrap();
-        let Owner::Us { generation } = store.own("me", LEASE).await.unwrap() else { panic!("nobody else is there") };
-        Self { store, fence: format!("me:{generation}") }
-    }
-
-    async fn mark(&self, seq: i64, disposition: &Disposition) -> bool {
-        let changes = [Change::of(seq, 1, disposition)];
-        self.store.record(std::slice::from_ref(&self.fence), &changes).await.unwrap().contains(&seq)
-    }
-}
-
 async fn e5_what_is_finished_stays_as_it_is<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let ids = write(&outbox, &events(2)).await;
@@ -304,7 +297,7 @@ async fn e6_a_long_error_is_cut<H: Harness>(db: H) {
 
 async fn e7_every_mode_of_every_store_can_snooze<H: Harness>(db: H) {
     drop(db);
-    for mode in [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED] {
+    for mode in MODES {
         let db = H::start().await;
         let outbox = writer(&db).await;
         let ids = write(&outbox, &events(1)).await;
@@ -328,181 +321,4 @@ async fn e8_a_row_that_is_gone_is_no_longer_ours<H: Harness>(db: H) {
     assert_eq!(store.purge(Purge::Everything, Duration::ZERO, 10).await.unwrap(), 1);
     assert_eq!(settle(&node, &claimed[0], Disposition::Done).await, Settled::LostLease);
     assert!(outbox.find(&ids[0]).await.unwrap().is_none());
-}
-
-async fn f1_only_what_is_due_and_pending_is_claimed<H: Harness>(db: H) {
-    let outbox = writer(&db).await;
-    let ids = write(&outbox, &events(6)).await;
-    let marks = Marks::of(&db).await;
-    let ends = [Disposition::Done, Disposition::Dead(failure()), retry(HOUR), snooze(HOUR), retry(Duration::ZERO)];
-    for (id, end) in ids.iter().zip(&ends) {
-        assert!(marks.mark(row(&outbox, id).await.seq, end).await);
-    }
-    marks.store.disown("me").await.unwrap();
-    let node = node(&db, Mode::SingleNode).await;
-    let mut claimed = claimed_ids(&claim(&node, 10).await);
-    claimed.sort();
-    assert_eq!(claimed, ids[4..], "the retry that is due and the new one");
-}
-
-async fn f2_a_claim_is_in_order_and_has_a_limit<H: Harness>(db: H) {
-    drop(db);
-    for mode in [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED] {
-        let db = H::start().await;
-        let outbox = writer(&db).await;
-        let due = |ago: i64| {
-            let event = Event::text("t", "{}").occurred_at(Utc::now() - TimeDelta::hours(10));
-            event.available_at(Utc::now() - TimeDelta::hours(ago)).build().unwrap()
-        };
-        let ids = write(&outbox, &[event(), due(1), event(), due(3), due(2), event()]).await;
-        let in_order = [3, 4, 1, 0, 2, 5].map(|at: usize| ids[at].clone());
-        let node = node(&db, mode).await;
-        let mut claimed = Vec::new();
-        for _ in 0..3 {
-            let batch = claimed_ids(&claim(&node, 2).await);
-            assert_eq!(batch.len(), 2);
-            claimed.extend(batch);
-        }
-        assert_eq!(claimed, in_order, "{mode:?}");
-    }
-}
-
-async fn f3_what_is_not_due_is_hidden_until_it_is<H: Harness>(db: H) {
-    drop(db);
-    for mode in [Mode::SingleNode, Mode::MultiNode] {
-        let db = H::start().await;
-        let outbox = writer(&db).await;
-        let young = node(&db, mode).await.skip_recent(HOUR);
-        let fresh = write(&outbox, &events(1)).await;
-        assert!(claim(&young, 10).await.is_empty(), "too young");
-        db.tamper(Tamper::Age { event_id: &fresh[0], by: HOUR }).await;
-        let claimed = claim(&young, 10).await;
-        assert_eq!(claimed_ids(&claimed), fresh);
-        settle(&young, &claimed[0], Disposition::Done).await;
-        young.close().await.unwrap();
-
-        let node = node(&db, mode).await;
-        let wait = Duration::from_millis(500);
-        let both = write(&outbox, &events(2)).await;
-        let claimed = claim(&node, 10).await;
-        assert_eq!(claimed_ids(&claimed), both);
-        settle(&node, &claimed[0], retry(wait)).await;
-        settle(&node, &claimed[1], snooze(wait)).await;
-        let delayed = Event::text("t", "{}").deliver_after(wait).build().unwrap();
-        write(&outbox, std::slice::from_ref(&delayed)).await;
-        let began = tokio::time::Instant::now();
-        let early = claim(&node, 10).await;
-        assert!(early.is_empty() || began.elapsed() > wait / 2, "a slow machine is no fault");
-        let mut seen = claimed_ids(&early);
-        while seen.len() < 3 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-            seen.extend(claimed_ids(&claim(&node, 10).await));
-            assert!(began.elapsed() < Duration::from_secs(20), "{seen:?}");
-        }
-        seen.sort();
-        let mut expected = [both, vec![delayed.id().to_owned()]].concat();
-        expected.sort();
-        assert_eq!(seen, expected);
-    }
-}
-
-async fn f4_two_nodes_share_and_do_not_overlap<H: Harness>(db: H) {
-    let outbox = writer(&db).await;
-    let ids = write(&outbox, &events(3)).await;
-    let (first, second) = (node(&db, Mode::MultiNode).await, node(&db, Mode::MultiNode).await);
-    assert_eq!(claimed_ids(&claim(&first, 2).await), ids[..2]);
-    assert_eq!(claimed_ids(&claim(&second, 10).await), ids[2..]);
-    let mut owners = Vec::new();
-    for id in &ids {
-        let row = row(&outbox, id).await;
-        assert!(is_about(row.locked_at.unwrap(), Utc::now()));
-        owners.push(row.locked_by.unwrap());
-    }
-    assert!(owners[0] == owners[1] && owners[1] != owners[2], "{owners:?}");
-}
-
-async fn f5_an_expired_claim_is_taken_over<H: Harness>(db: H) {
-    let outbox = writer(&db).await;
-    let ids = write(&outbox, &events(1)).await;
-    let (first, second) = (node(&db, Mode::MultiNode).await, node(&db, Mode::MultiNode).await);
-    let stale = claim(&first, 1).await;
-    let old_owner = row(&outbox, &ids[0]).await.locked_by;
-    assert!(claim(&second, 1).await.is_empty());
-    db.tamper(Tamper::Age { event_id: &ids[0], by: LEASE }).await;
-    let taken = claim(&second, 1).await;
-    assert_eq!((claimed_ids(&taken), taken[0].attempt), (ids.clone(), 1));
-    let row = row(&outbox, &ids[0]).await;
-    assert!(row.locked_by.is_some() && row.locked_by != old_owner);
-    assert_eq!((row.attempts, row.lease_losses), (0, 1));
-    assert_eq!(settle(&first, &stale[0], Disposition::Done).await, Settled::LostLease);
-    assert_eq!(settle(&second, &taken[0], Disposition::Done).await, Settled::Applied);
-}
-
-async fn f6_a_settlement_ends_the_claim<H: Harness>(db: H) {
-    let outbox = writer(&db).await;
-    let ids = write(&outbox, &events(5)).await;
-    let node = node(&db, Mode::MultiNode).await;
-    let claimed = claim(&node, 5).await;
-    let ends = [Disposition::Done, retry(HOUR), snooze(HOUR), Disposition::Dead(failure())];
-    for (claimed, end) in claimed.iter().zip(ends) {
-        assert_eq!(settle(&node, claimed, end).await, Settled::Applied);
-    }
-    node.release(&[&claimed[4]]).await.unwrap();
-    for id in &ids {
-        let row = row(&outbox, id).await;
-        assert!(row.locked_by.is_none() && row.locked_at.is_none(), "{row:?}");
-    }
-}
-
-async fn f7_many_claims_at_once_take_each_row_once<H: Harness>(db: H) {
-    let outbox = writer(&db).await;
-    write(&outbox, &events(200)).await;
-    let mut nodes = Vec::new();
-    for _ in 0..3 {
-        nodes.push(node(&db, Mode::MultiNode).await);
-    }
-    let claims = nodes.into_iter().map(|node| {
-        tokio::spawn(async move {
-            let mut ids = Vec::new();
-            loop {
-                match claimed_ids(&claim(&node, 7).await) {
-                    none if none.is_empty() => return ids,
-                    some => ids.extend(some),
-                }
-            }
-        })
-    });
-    let mut counts: HashMap<String, usize> = HashMap::new();
-    for claims in claims.collect::<Vec<_>>() {
-        claims.await.unwrap().into_iter().for_each(|id| *counts.entry(id).or_default() += 1);
-    }
-    assert!(counts.values().all(|count| *count == 1));
-    // A claim leaves out what another has locked at that moment, so somebody may have left too early.
-    let last = node(&db, Mode::MultiNode).await;
-    let rest = std::cell::Cell::new(200 - counts.len());
-    until("everything is claimed", async || {
-        rest.set(rest.get() - claim(&last, 200).await.len());
-        rest.get() == 0
-    })
-    .await;
-    assert!(counts.len() > 100, "{} rows were claimed by many", counts.len());
-}
-
-async fn f8_an_event_is_read_back_as_it_was_written<H: Harness>(db: H) {
-    drop(db);
-    for mode in [Mode::SingleNode, Mode::MultiNode] {
-        let db = H::start().await;
-        let outbox = writer(&db).await;
-        let written = full_event("{ \"a\": 1 }");
-        write(&outbox, std::slice::from_ref(&written)).await;
-        let node = node(&db, mode).await;
-        let claimed = claim(&node, 1).await;
-        assert!(*claimed[0].item.event == written);
-        assert!(!claimed[0].item.event.is_delayed());
-        settle(&node, &claimed[0], retry(Duration::ZERO)).await;
-        let claimed = claim(&node, 1).await;
-        assert_eq!(claimed[0].attempt, 2);
-        assert!(*claimed[0].item.event == written, "also after a retry, which moved available_at");
-        assert_eq!(claimed[0].item.created_at, row(&outbox, written.id()).await.created_at);
-    }
 }

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use async_trait::async_trait;
 use posthaste::mysql::OutboxStore;
 use posthaste_testing::servers;
@@ -64,6 +66,7 @@ impl Harness for MySql {
 #[async_trait]
 impl Database for MySql {
     const BACKSLASH: &'static str = "\\\\";
+    const HUGE: usize = 16_000_000;
 
     async fn execute(&self, sql: &str) {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.outsider).await.unwrap();
@@ -73,11 +76,27 @@ impl Database for MySql {
         sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.outsider).await.unwrap()
     }
 
+    async fn texts(&self, sql: &str) -> Vec<String> {
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&self.outsider).await.unwrap()
+    }
+
     async fn execute_on(connection: &mut MySqlConnection, sql: &str) {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.unwrap();
     }
 
     fn numbers(count: u64) -> String {
         format!("(SELECT seq AS n FROM seq_1_to_{count}) AS numbers")
+    }
+
+    fn ago(age: Duration) -> String {
+        format!("UTC_TIMESTAMP(6) - INTERVAL {} SECOND", age.as_secs())
+    }
+
+    fn zeros(count: usize) -> String {
+        format!("REPEAT(CHAR(0), {count})")
+    }
+
+    fn digits(count: usize) -> String {
+        format!("REPEAT('7', {count})")
     }
 }

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use async_trait::async_trait;
 use posthaste::postgres::OutboxStore;
 use posthaste_testing::servers;
@@ -16,6 +18,8 @@ impl Harness for Postgres {
     type Store = OutboxStore;
     type Pool = PgPool;
     type Plain = Transaction<'static, sqlx::Postgres>;
+
+    const KEEPS_NUL: bool = false;
 
     async fn start() -> Self {
         let url = servers::postgres().await;
@@ -67,11 +71,27 @@ impl Database for Postgres {
         sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.outsider).await.unwrap()
     }
 
+    async fn texts(&self, sql: &str) -> Vec<String> {
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&self.outsider).await.unwrap()
+    }
+
     async fn execute_on(connection: &mut PgConnection, sql: &str) {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.unwrap();
     }
 
     fn numbers(count: u64) -> String {
         format!("generate_series(1, {count}) AS numbers (n)")
+    }
+
+    fn ago(age: Duration) -> String {
+        format!("clock_timestamp() - interval '{} seconds'", age.as_secs())
+    }
+
+    fn zeros(count: usize) -> String {
+        format!("decode(repeat('00', {count}), 'hex')")
+    }
+
+    fn digits(count: usize) -> String {
+        format!("repeat('7', {count})")
     }
 }

@@ -1,6 +1,8 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use chrono::TimeDelta;
+use posthaste::Mode;
 use posthaste::sqlite::OutboxStore;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
 use sqlx::{AssertSqlSafe, SqliteConnection, SqlitePool, Transaction};
@@ -23,6 +25,10 @@ impl Harness for Sqlite {
     type Store = OutboxStore;
     type Pool = SqlitePool;
     type Plain = Transaction<'static, sqlx::Sqlite>;
+
+    const TICK: TimeDelta = TimeDelta::milliseconds(1);
+    /// Where rows are leased, a claim writes, and there is one writer at a time.
+    const CLAIMS_BESIDE_A_WRITER: &'static [Mode] = &[Mode::SingleNode];
 
     async fn start() -> Self {
         let folder = TempDir::new().unwrap();
@@ -74,6 +80,10 @@ impl Database for Sqlite {
         sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.outsider).await.unwrap()
     }
 
+    async fn texts(&self, sql: &str) -> Vec<String> {
+        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&self.outsider).await.unwrap()
+    }
+
     async fn execute_on(connection: &mut SqliteConnection, sql: &str) {
         sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.unwrap();
     }
@@ -83,5 +93,17 @@ impl Database for Sqlite {
             "(WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {count})
               SELECT n FROM numbers)"
         )
+    }
+
+    fn ago(age: Duration) -> String {
+        format!("strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '-{} seconds')", age.as_secs())
+    }
+
+    fn zeros(count: usize) -> String {
+        format!("zeroblob({count})")
+    }
+
+    fn digits(count: usize) -> String {
+        format!("hex(zeroblob({}))", count / 2)
     }
 }

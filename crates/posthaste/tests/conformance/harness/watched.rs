@@ -154,6 +154,10 @@ impl<S: Store> Store for Watched<S> {
         self.store.pending_types().await
     }
 
+    fn tells_others(&self) -> bool {
+        self.store.tells_others()
+    }
+
     async fn notify(&self) -> Result<(), StoreError> {
         self.store.notify().await
     }

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use posthaste_core::bus::{Bus, Record, Topics};
-use posthaste_core::outbox::{Mode, Reader};
+use posthaste_core::outbox::{Mode, Reader, Upkeep};
 use posthaste_core::{FaultKind, Source};
 use posthaste_sql::letters::LetterFilter;
 use posthaste_sql::registry::{PageRequest, SubscriptionFilter};
 use posthaste_sql::sqlite::{Letters, Log, LogOptions, Registry};
 use sqlx::sqlite::{Sqlite, SqlitePool};
 
-use crate::support::{File, LEASE, Outbox, event, letter};
+use crate::support::{File, LEASE, event, letter, outbox};
 
 /// Every connection of the pool, so that nobody else gets one.
 async fn all_of(pool: &SqlitePool) -> Vec<sqlx::pool::PoolConnection<Sqlite>> {
@@ -26,11 +26,10 @@ async fn what_people_ask_and_what_moves_events_do_not_wait_for_each_other() {
     let file = File::new();
     let database = file.open().await;
     database.migrate_hub().await.unwrap();
-    let table = posthaste_sql::TableName::default();
-    let outbox = Outbox::open(database.clone(), table, Reader::Channels, Mode::SingleNode, LEASE).await.unwrap();
+    let outbox = outbox(&database, Reader::Channels, Mode::SingleNode).await;
     let (letters, registry) = (Letters::new(database.clone(), LEASE), Registry::new(database.clone()));
     let log = Log::new(database.clone(), LogOptions::default());
-    outbox.ingest(vec![event("1", "t", "{}")]).await.unwrap();
+    outbox.store().ingest(vec![event("1", "t", "{}")]).await.unwrap();
     letters.intake(vec![letter("1")]).await.unwrap();
     let value = bytes::Bytes::from_static(b"value");
     let record = Record { topic: "topic".into(), route: 0, key: "1".to_owned(), value, headers: Vec::new() };
@@ -62,7 +61,7 @@ async fn what_people_ask_and_what_moves_events_do_not_wait_for_each_other() {
         assert_eq!(registry.subscriptions(&SubscriptionFilter::default(), page).await.unwrap().total, 0);
         assert!(registry.definition("nobody").await.unwrap().is_none());
         assert!(registry.subscription("nobody").await.unwrap().is_none());
-        assert!(outbox.find("1").await.unwrap().is_some());
+        assert!(outbox.store().find("1").await.unwrap().is_some());
     };
     tokio::time::timeout(Duration::from_secs(20), people).await.expect("people wait for the pipeline");
 }

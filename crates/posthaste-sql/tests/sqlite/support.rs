@@ -1,79 +1,20 @@
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use posthaste_core::outbox::{DeadHead, Mode, OpenError, OutboxItem, OutboxRow, Reader, Store, Table, Upkeep};
-use posthaste_core::{Claim, Claimed, Disposition, Event, Settled, Settlement, Source, StoreError};
+use posthaste_core::outbox::{Mode, OutboxItem, Reader, Table};
+use posthaste_core::{Claimed, Disposition, Event, Settled, Settlement, Source, StoreError};
 use posthaste_sql::TableName;
 use posthaste_sql::letters::NewLetter;
-use posthaste_sql::sqlite::{Database, Ingested, OutboxStore};
-use sqlx::SqliteConnection;
+use posthaste_sql::sqlite::{Database, OutboxStore};
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
 use tempfile::TempDir;
-
-pub type OutboxSource = posthaste_core::outbox::OutboxSource<OutboxStore>;
 
 /// Long enough that no lease ends by chance.
 pub const LEASE: Duration = Duration::from_secs(120);
 
-pub const MODES: [Mode; 3] = [Mode::SingleNode, Mode::MultiNode, Mode::Ordered(DeadHead::Block)];
-
-/// The modes in which channels read.
-pub const CHANNEL_MODES: [Mode; 2] = [Mode::SingleNode, Mode::MultiNode];
-
-/// One process's part in an outbox table.
-pub struct Outbox(Table<OutboxStore>);
-
-impl std::ops::Deref for Outbox {
-    type Target = Table<OutboxStore>;
-
-    fn deref(&self) -> &Table<OutboxStore> {
-        &self.0
-    }
-}
-
-impl Outbox {
-    pub async fn open(
-        database: Database,
-        table: TableName,
-        reader: Reader,
-        mode: Mode,
-        lease: Duration,
-    ) -> Result<Self, OpenError> {
-        Ok(Self(Table::open(database.outbox(table, mode).await?, reader, lease).await?))
-    }
-
-    /// As the hub does it.
-    pub async fn ingest(&self, events: Vec<Arc<Event>>) -> Result<Vec<Ingested>, StoreError> {
-        let ingested = self.store().ingest(events.clone()).await?;
-        let types: BTreeSet<&str> = events.iter().map(|event| event.event_type()).collect();
-        types.into_iter().for_each(|event_type| self.wake(event_type));
-        Ok(ingested)
-    }
-
-    pub async fn write(&self, connection: &mut SqliteConnection, event: &Event) -> Result<(), StoreError> {
-        self.write_all(connection, std::slice::from_ref(event)).await.map(|_| ())
-    }
-
-    /// Answers with the numbers of the rows.
-    pub async fn write_all(&self, connection: &mut SqliteConnection, events: &[Event]) -> Result<Vec<i64>, StoreError> {
-        let all: Vec<&Event> = events.iter().collect();
-        let rows = self.store().insert(connection, &all, None).await?;
-        self.wrote(events);
-        Ok(rows)
-    }
-
-    pub async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
-        self.store().find(event_id).await
-    }
-}
-
-/// Whether a claim found nothing, and nothing that will be due.
-pub fn is_idle(claim: &Claim<OutboxItem>) -> bool {
-    claim.items.is_empty() && claim.next_due.is_none_or(|wait| wait > LEASE / 4)
-}
+pub const MODES: [Mode; 3] = [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED];
 
 /// A database file that goes when the test ends.
 pub struct File(TempDir);
@@ -98,17 +39,12 @@ impl File {
         SqlitePool::connect_with(options).await.unwrap()
     }
 
-    /// It knows nothing of its siblings but what the database says.
-    pub async fn outbox(&self, reader: Reader, mode: Mode, lease: Duration) -> Outbox {
-        Outbox::open(self.open().await, TableName::default(), reader, mode, lease).await.unwrap()
+    pub async fn dispatcher(&self, mode: Mode) -> Table<OutboxStore> {
+        outbox(&self.open().await, Reader::Dispatcher, mode).await
     }
 
-    pub async fn dispatcher(&self, mode: Mode) -> Outbox {
-        self.outbox(Reader::Dispatcher, mode, LEASE).await
-    }
-
-    pub async fn channels(&self, mode: Mode) -> Outbox {
-        self.outbox(Reader::Channels, mode, LEASE).await
+    pub async fn channels(&self, mode: Mode) -> Table<OutboxStore> {
+        outbox(&self.open().await, Reader::Channels, mode).await
     }
 
     /// Runs plain SQL as any other program would.
@@ -126,6 +62,12 @@ impl File {
         let pool = self.pool().await;
         sqlx::query_scalar(sql).fetch_one(&pool).await.unwrap()
     }
+}
+
+/// One process's part in an outbox table: it knows nothing of its siblings but what the database says.
+pub async fn outbox(database: &Database, reader: Reader, mode: Mode) -> Table<OutboxStore> {
+    let store = database.outbox(TableName::default(), mode).await.unwrap();
+    Table::open(store, reader, LEASE).await.unwrap()
 }
 
 pub fn event(id: &str, event_type: &str, payload: &str) -> Arc<Event> {

@@ -1,4 +1,4 @@
-use posthaste_core::outbox::{self, Mode};
+use posthaste_core::outbox::{self, Mode, Upkeep};
 use posthaste_sql::TableName;
 use posthaste_sql::sqlite::{OpenError, migrations};
 use sqlx::AssertSqlSafe;
@@ -31,7 +31,7 @@ async fn the_hub_goes_down_to_nothing_and_up_again() {
 async fn the_outbox_goes_down_and_up_again() {
     let file = File::new();
     let outbox = file.dispatcher(Mode::ORDERED).await;
-    outbox.ingest(vec![event("1", "t", "{}")]).await.unwrap();
+    outbox.store().ingest(vec![event("1", "t", "{}")]).await.unwrap();
     let printed = migrations(&TableName::default(), Mode::ORDERED);
     assert_eq!(printed.iter().map(|migration| migration.name).collect::<Vec<_>>(), ["0001_outbox", "0001_ordered"]);
     let pool = file.pool().await;
@@ -44,7 +44,7 @@ async fn the_outbox_goes_down_and_up_again() {
     file.execute("DROP TABLE outbox_event_migration; DROP TABLE outbox_event_ordered").await;
     // In another mode: nothing remembers the first.
     let outbox = file.dispatcher(Mode::MultiNode).await;
-    assert!(outbox.find("1").await.unwrap().is_none());
+    assert!(outbox.store().find("1").await.unwrap().is_none());
 }
 
 /// Each of them with connections of its own, as processes have them.
@@ -52,8 +52,8 @@ async fn the_outbox_goes_down_and_up_again() {
 async fn many_who_open_a_new_file_at_once_make_its_tables_once() {
     let file = File::new();
     let all = futures_util::future::join_all((0..8).map(|_| file.dispatcher(Mode::ORDERED))).await;
-    all[0].ingest(vec![event("1", "t", "{}")]).await.unwrap();
-    assert!(all[7].find("1").await.unwrap().is_some());
+    all[0].store().ingest(vec![event("1", "t", "{}")]).await.unwrap();
+    assert!(all[7].store().find("1").await.unwrap().is_some());
 }
 
 #[tokio::test]

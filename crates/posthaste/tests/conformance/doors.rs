@@ -1,0 +1,132 @@
+//! How events come into a table, and who sees them when.
+
+use std::time::Duration;
+
+use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
+use posthaste::{Delay, Event, FaultKind, MAX_PAYLOAD, Mode};
+use posthaste_core::outbox::Store;
+use posthaste_core::{Signal, Source};
+
+use crate::harness::{
+    Database, Harness, MODES, claim, claimed_ids, dispatcher, insert, named, node, on_every_database, on_every_store,
+    row, write, write_to, writer,
+};
+
+on_every_store! {
+    a_write_is_seen_after_its_commit_and_never_after_a_rollback,
+    many_events_are_written_in_order,
+    the_largest_payloads_are_written_together,
+    what_is_born_leased_is_nobody_elses,
+    a_delay_is_the_databases_or_the_callers,
+}
+
+on_every_database! {
+    an_id_is_written_once,
+}
+
+async fn a_write_is_seen_after_its_commit_and_never_after_a_rollback<H: Harness>(db: H) {
+    drop(db);
+    for mode in H::CLAIMS_BESIDE_A_WRITER {
+        let db = H::start().await;
+        let table = dispatcher(&db, *mode).await;
+        let (store, node) = (table.store(), table.dispatcher_source());
+        // Single node: the table is owned from here on, and a claim need not write.
+        assert!(claim(&node, 10).await.is_empty());
+        let mut transaction = store.begin().await.unwrap();
+        insert(&table, &mut transaction, &[named("rolled-back")]).await;
+        assert!(claim(&node, 10).await.is_empty(), "not committed");
+        store.rollback(transaction).await.unwrap();
+        assert!(claim(&node, 10).await.is_empty());
+        let mut transaction = store.begin().await.unwrap();
+        insert(&table, &mut transaction, &[named("committed")]).await;
+        assert_eq!(node.wakeup().signalled().await, Signal::Soon);
+        store.commit(transaction).await.unwrap();
+        table.committed();
+        assert_eq!(node.wakeup().signalled().await, Signal::Now);
+        assert_eq!(claimed_ids(&claim(&node, 10).await), ["committed"]);
+        assert!(writer(&db).await.find("rolled-back").await.unwrap().is_none());
+    }
+}
+
+async fn many_events_are_written_in_order<H: Harness>(db: H) {
+    drop(db);
+    for mode in MODES {
+        let db = H::start().await;
+        let table = dispatcher(&db, mode).await;
+        let events: Vec<Event> =
+            (0..2_500).map(|number| Event::text("t", number.to_string()).build().unwrap()).collect();
+        let mut transaction = table.store().begin().await.unwrap();
+        let rows = insert(&table, &mut transaction, &events).await;
+        assert!(rows.is_sorted() && rows.len() == events.len());
+        assert!(insert(&table, &mut transaction, &[]).await.is_empty());
+        table.store().commit(transaction).await.unwrap();
+        let node = table.dispatcher_source();
+        let mut seen = Vec::new();
+        while seen.len() < events.len() {
+            let items = claim(&node, 400).await;
+            assert!(!items.is_empty());
+            seen.extend(claimed_ids(&items));
+        }
+        assert_eq!(seen, events.iter().map(Event::id).collect::<Vec<_>>());
+    }
+}
+
+async fn the_largest_payloads_are_written_together<H: Harness>(db: H) {
+    let largest = || Event::text("t", "x".repeat(MAX_PAYLOAD)).build().unwrap();
+    write(&writer(&db).await, &std::array::from_fn::<_, 10, _>(|_| largest())).await;
+    let items = claim(&node(&db, Mode::MultiNode).await, 100).await;
+    assert_eq!(items.len(), 10);
+    assert!(items.iter().all(|claimed| claimed.item.event.payload().as_bytes().len() == MAX_PAYLOAD));
+}
+
+async fn an_id_is_written_once<H: Database>(db: H) {
+    let table = dispatcher(&db, Mode::SingleNode).await;
+    write_to(&table, &[named("1")]).await;
+    let mut transaction = table.store().begin().await.unwrap();
+    let refused = table.store().insert(&mut transaction, &[&named("1")], None).await.unwrap_err();
+    assert_eq!(refused.kind(), FaultKind::Lasting);
+    assert!(refused.chain().contains("event_id"), "{}", refused.chain());
+}
+
+async fn what_is_born_leased_is_nobody_elses<H: Harness>(db: H) {
+    let table = dispatcher(&db, Mode::MultiNode).await;
+    let (store, node) = (table.store(), table.dispatcher_source());
+    let mut transaction = store.begin().await.unwrap();
+    let rows = store.insert(&mut transaction, &[&named("ours"), &named("theirs")], Some("lock:1")).await.unwrap();
+    store.commit(transaction).await.unwrap();
+    let row = row(&writer(&db).await, "ours").await;
+    assert_eq!((row.seq, row.locked_by.as_deref(), row.locked_at), (rows[0], Some("lock:1"), Some(row.created_at)));
+    assert!(claim(&node, 10).await.is_empty());
+    let locks = ["lock:0".to_owned(), "lock:1".to_owned()];
+    assert_eq!(store.renew(&locks, &[rows[0], rows[1], i64::MAX]).await.unwrap().len(), 2);
+    store.release(&locks, &[rows[1]]).await.unwrap();
+    assert_eq!(claimed_ids(&claim(&node, 10).await), ["theirs"]);
+    let renewed = store.renew(&locks, &rows).await.unwrap();
+    assert_eq!(renewed.into_iter().collect::<Vec<_>>(), [rows[0]], "the other has another lock now");
+}
+
+async fn a_delay_is_the_databases_or_the_callers<H: Harness>(db: H) {
+    let outbox = writer(&db).await;
+    let at = (Utc::now() + TimeDelta::hours(2)).trunc_subsecs(6);
+    let wait = Duration::from_millis(3_600_250);
+    let build = |id: &str| Event::text("t", "{}").id(id.to_owned());
+    let events = [
+        build("until").available_at(at),
+        build("for").deliver_after(wait),
+        build("for-ever").deliver_after(Duration::MAX),
+        build("far").available_at(DateTime::<Utc>::MAX_UTC),
+        build("ancient").occurred_at(DateTime::<Utc>::MIN_UTC),
+        build("unborn").occurred_at(DateTime::<Utc>::MAX_UTC),
+    ];
+    write(&outbox, &events.map(|event| event.build().unwrap())).await;
+    let until = row(&outbox, "until").await;
+    assert!((until.available_at - at).abs() < H::TICK, "{}", until.available_at);
+    assert!(matches!(until.event.unwrap().delay(), Delay::Until(read) if read == until.available_at));
+    let delayed = row(&outbox, "for").await;
+    let waits = delayed.available_at - delayed.created_at;
+    assert!((waits - TimeDelta::from_std(wait).unwrap()).abs() < H::TICK, "{waits}");
+    for id in ["for-ever", "far"] {
+        assert!(row(&outbox, id).await.available_at > Utc::now() + TimeDelta::days(36_000), "{id}");
+    }
+    assert_eq!(claimed_ids(&claim(&node(&db, Mode::SingleNode).await, 10).await), ["ancient", "unborn"]);
+}
