@@ -311,7 +311,5 @@ async fn listen<S: Store>(table: Table<S>) {
             }
         }
         sleep(LISTEN_PAUSE).await;
-        // Whatever was said in the meantime was not heard.
-        table.wake_all();
     }
 }

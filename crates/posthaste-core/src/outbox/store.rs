@@ -187,8 +187,8 @@ pub trait Store: Send + Sync + 'static {
     /// transaction.
     async fn notify(&self) -> Result<(), StoreError>;
 
-    /// Wakes whenever another process notifies, until the future is dropped. Where the database cannot, or no longer,
-    /// it never answers; an error means that hints were lost.
+    /// Wakes when it begins to hear, and whenever another process notifies, until the future is dropped. Where the database
+    /// cannot, or no longer, it never answers; an error means that hints were lost.
     async fn listen(&self, wakeup: Wakeup) -> Result<(), StoreError>;
 }
 

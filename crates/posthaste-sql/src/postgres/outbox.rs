@@ -188,10 +188,11 @@ impl Store for OutboxStore {
         let pool = pool.connect_lazy_with((*self.pool.connect_options()).clone());
         let mut listener = PgListener::connect_with(&pool).await.map_err(failed)?;
         listener.listen(&self.channel()).await.map_err(failed)?;
-        // `None` is a lost connection that was made anew: something may have been said in between.
         loop {
-            listener.try_recv().await.map_err(failed)?;
+            // Also before the first is heard: what was said earlier was not.
             wakeup.wake();
+            // `None` is a lost connection that was made anew: something may have been said in between.
+            listener.try_recv().await.map_err(failed)?;
         }
     }
 }

@@ -1,6 +1,8 @@
 use posthaste_core::{FaultKind, StoreError};
 
-/// The code of an error of the disk, of which others are variants.
+/// The code that says that somebody else has the file.
+const BUSY: i64 = 5;
+/// The code of an error of the disk.
 const IO_ERROR: i64 = 10;
 
 /// What a failed statement means for whoever asked for it.
@@ -19,14 +21,19 @@ pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError
 /// What a failed commit means. The database answers in this process, so that it did not commit is certain, unless the
 /// disk failed on the way or nobody answered.
 pub(super) fn commit_error(doing: &'static str, error: sqlx::Error) -> StoreError {
-    let is_answered = match &error {
-        sqlx::Error::Database(error) => {
-            error.code().and_then(|code| code.parse::<i64>().ok()).is_some_and(|code| code & 0xff != IO_ERROR)
-        }
-        _ => false,
-    };
-    match is_answered {
+    match code(&error).is_some_and(|code| code != IO_ERROR) {
         true => store_error(doing, error),
         false => StoreError::new(doing, FaultKind::OutcomeUnknown, error),
     }
+}
+
+/// Whether somebody else has the file, for now.
+pub(super) fn is_locked(error: &sqlx::Error) -> bool {
+    code(error) == Some(BUSY)
+}
+
+/// What the database answered, without the variant that the upper bytes tell.
+fn code(error: &sqlx::Error) -> Option<i64> {
+    let code = error.as_database_error()?.code()?;
+    code.parse::<i64>().ok().map(|code| code & 0xff)
 }

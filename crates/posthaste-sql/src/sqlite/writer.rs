@@ -1,6 +1,7 @@
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -8,7 +9,9 @@ use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{ConnectOptions, Connection};
 use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep};
 
+use super::faults::is_locked;
 use super::turn::{BUSY_TIMEOUT, Turn};
 
 /// How many jobs share one commit at most: bounds how long the first of them waits.
@@ -64,7 +67,7 @@ where
 impl Writer {
     /// Answers also with the turn that it waits for before each transaction.
     pub(super) async fn start(options: &SqliteConnectOptions) -> Result<(Self, Turn), sqlx::Error> {
-        let connection = options.connect().await?;
+        let connection = connect(options).await?;
         let turn = Turn::of(options.get_filename());
         let (queue, requests) = mpsc::channel(4 * GROUP);
         tokio::spawn(serve(connection, turn.clone(), requests));
@@ -93,6 +96,18 @@ impl Writer {
         let (reply, answer) = oneshot::channel();
         if self.queue.send(Request::Close(reply)).await.is_ok() {
             let _ = answer.await;
+        }
+    }
+}
+
+/// Several processes may open a new file at once, and only one of them can make it a WAL: the others are told at once that
+/// it is locked, however patient they are.
+async fn connect(options: &SqliteConnectOptions) -> Result<SqliteConnection, sqlx::Error> {
+    let deadline = Instant::now() + BUSY_TIMEOUT;
+    loop {
+        match options.connect().await {
+            Err(error) if is_locked(&error) && Instant::now() < deadline => sleep(Duration::from_millis(10)).await,
+            connected => return connected,
         }
     }
 }

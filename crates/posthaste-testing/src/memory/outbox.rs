@@ -148,7 +148,8 @@ impl Store for MemoryOutbox {
     }
 
     async fn listen(&self, wakeup: Wakeup) -> Result<(), StoreError> {
-        let _listening = Listening::start(self, wakeup)?;
+        let _listening = Listening::start(self, wakeup.clone())?;
+        wakeup.wake();
         std::future::pending().await
     }
 }
