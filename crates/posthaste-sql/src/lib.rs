@@ -7,6 +7,8 @@
 
 #![warn(missing_docs)]
 
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod begin;
 mod database_kind;
 #[cfg(feature = "sqlite")]
 pub mod letters;

@@ -13,6 +13,7 @@ use sqlx::{AssertSqlSafe, MySql, MySqlConnection, MySqlPool, Transaction};
 use super::clock::NOW;
 use super::faults::{commit_error, number, store_error};
 use super::migrations;
+use crate::begin::begin;
 use crate::migrations::{bring_up, newest};
 use crate::outbox::Patrol;
 
@@ -111,7 +112,7 @@ impl OutboxStore {
 
     /// A transaction of our own.
     async fn transaction(&self) -> Result<Transaction<'static, MySql>, sqlx::Error> {
-        self.pool.begin_with(BEGIN).await
+        begin(&self.pool, Some(BEGIN)).await
     }
 }
 
@@ -163,7 +164,7 @@ impl Store for OutboxStore {
     }
 
     async fn begin(&self) -> Result<Self::Transaction, StoreError> {
-        self.pool.begin().await.map_err(|error| store_error("begin a transaction", error))
+        begin(&self.pool, None).await.map_err(|error| store_error("begin a transaction", error))
     }
 
     async fn commit(&self, transaction: Self::Transaction) -> Result<(), StoreError> {

@@ -3,8 +3,8 @@ use posthaste_core::{FaultKind, StoreError};
 /// Classes of SQLSTATE that say nothing about the statement: connection, transaction (deadlock), resources, operator
 /// (shutdown, cancelled), system.
 const PASSING: [&str; 5] = ["08", "40", "53", "57", "58"];
-/// A lock was not to be had in time; the server is a standby just now.
-const ALSO_PASSING: [&str; 2] = ["55P03", "25006"];
+/// A lock was not to be had in time; the server is a standby just now; it ended a transaction that did nothing.
+const ALSO_PASSING: [&str; 3] = ["55P03", "25006", "25P03"];
 
 /// What a failed statement means for whoever asked for it.
 pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError {

@@ -14,6 +14,7 @@ use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, Transaction};
 use super::clock::NOW;
 use super::faults::{commit_error, store_error};
 use super::migrations;
+use crate::begin::begin;
 use crate::migrations::bring_up;
 use crate::outbox::Patrol;
 
@@ -114,7 +115,7 @@ impl Store for OutboxStore {
     }
 
     async fn begin(&self) -> Result<Self::Transaction, StoreError> {
-        self.pool.begin().await.map_err(|error| store_error("begin a transaction", error))
+        begin(&self.pool, None).await.map_err(|error| store_error("begin a transaction", error))
     }
 
     async fn commit(&self, transaction: Self::Transaction) -> Result<(), StoreError> {

@@ -3,4 +3,5 @@
 
 mod migrations;
 mod outbox;
+mod pool;
 mod support;

@@ -6,6 +6,7 @@ use sqlx::{PgConnection, Row};
 
 use super::OutboxStore;
 use super::claim::UNPARK;
+use crate::begin::begin;
 use crate::outbox::UNPARKED;
 use crate::postgres::clock::micros;
 
@@ -39,9 +40,12 @@ fn fence(mode: Mode) -> &'static str {
 /// Begins a transaction in which rows are changed that are known by their numbers.
 ///
 /// Each statement sees what was committed before it, whatever the server's default is: what is unparked depends on it. A
-/// plan that was made while the table was small is kept when it is large: no plan may read the whole of it.
+/// plan that was made while the table was small is kept when it is large: no plan may read the whole of it. Whoever else
+/// has a row is not waited for until the caller loses patience, because the connection would go on waiting; and what a host
+/// that vanishes has locked is free after ten seconds.
 pub(super) const CHANGE: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
-     SET LOCAL enable_seqscan = off; SET LOCAL jit = off";
+     SET LOCAL enable_seqscan = off; SET LOCAL jit = off; SET LOCAL lock_timeout = '900ms';
+     SET LOCAL idle_in_transaction_session_timeout = '10s'";
 
 /// What is answered of a changed row: in ordered mode also whose wait it ends.
 fn answered(mode: Mode) -> &'static str {
@@ -84,7 +88,7 @@ pub(super) fn change(mode: Mode) -> String {
 
 impl OutboxStore {
     pub(super) async fn change(&self, fences: &[String], changes: &[Change]) -> Result<HashSet<i64>, sqlx::Error> {
-        let mut transaction = self.pool.begin_with(CHANGE).await?;
+        let mut transaction = begin(&self.pool, Some(CHANGE)).await?;
         let rows = self.change_rows(&mut transaction, fences, changes).await?;
         let (mut changed, mut passed) = (HashSet::with_capacity(rows.len()), Vec::new());
         for row in &rows {
@@ -151,7 +155,7 @@ impl OutboxStore {
         locks: &[String],
         rows: &[i64],
     ) -> Result<HashSet<i64>, sqlx::Error> {
-        let mut transaction = self.pool.begin_with(CHANGE).await?;
+        let mut transaction = begin(&self.pool, Some(CHANGE)).await?;
         let changed = sqlx::query(self.sql(sql)).bind(locks).bind(rows).fetch_all(&mut *transaction).await?;
         transaction.commit().await?;
         changed.iter().map(|row| row.try_get(0)).collect()

@@ -6,6 +6,7 @@ use sqlx::Row;
 use super::OutboxStore;
 use super::rows::{EVENT_COLUMNS, ROW_COLUMNS, row};
 use super::settle::CHANGE;
+use crate::begin::begin;
 use crate::postgres::clock::{micros, span};
 
 /// Which dead rows. Binds: the event id, the event type, the aggregate type, each of which may be absent.
@@ -108,7 +109,7 @@ impl OutboxStore {
     }
 
     pub(super) async fn discard_dead(&self, event_id: &str) -> Result<bool, sqlx::Error> {
-        let mut transaction = self.pool.begin_with(CHANGE).await?;
+        let mut transaction = begin(&self.pool, Some(CHANGE)).await?;
         let discarded = sqlx::query(self.sql(DISCARD)).bind(event_id).fetch_optional(&mut *transaction).await?;
         if let Some(row) = &discarded {
             self.unpark(&mut transaction, vec![(row.try_get(0)?, row.try_get(1)?)]).await?;

@@ -1,0 +1,58 @@
+//! What the outbox leaves behind in the pool that it shares with the service.
+
+use std::time::Duration;
+
+use posthaste_core::outbox::{Mode, Pool, Store};
+use posthaste_core::{Disposition, FaultKind, Settled, Settlement, Source};
+use posthaste_sql::TableName;
+use sqlx::Row;
+use sqlx::postgres::PgPoolOptions;
+
+use crate::support::{Postgres, event};
+
+/// Lets the rest of the process go on so many times.
+async fn moments(count: usize) {
+    for _ in 0..count {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn who_stops_waiting_leaves_no_transaction_behind() {
+    let postgres = Postgres::start().await;
+    let pool = PgPoolOptions::new().max_connections(1).connect(&postgres.url).await.unwrap();
+    let store = pool.open(TableName::default(), Mode::MultiNode).await.unwrap();
+    for count in 0..300 {
+        tokio::select! {
+            biased;
+            begun = store.begin() => drop(begun),
+            () = moments(count) => {}
+        }
+        // A statement alone is a transaction of its own.
+        let is_alone = "SELECT transaction_timestamp() = statement_timestamp()";
+        let row = sqlx::raw_sql(is_alone).fetch_one(&pool).await.unwrap();
+        assert!(
+            row.get::<bool, _>(0),
+            "the service's connection is in a transaction that nobody began, after {count} moments"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_settlement_gives_up_on_a_row_that_an_operator_holds_and_is_made_later() {
+    for mode in [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED] {
+        let postgres = Postgres::start().await;
+        let outbox = postgres.dispatcher(mode).await;
+        let source = outbox.dispatcher_source();
+        postgres.write(&outbox, &[&event("1", "t", "{}")]).await;
+        let claimed = source.claim(1).await.unwrap().items.remove(0);
+        let mut operator = postgres.pool.begin().await.unwrap();
+        sqlx::raw_sql("UPDATE outbox_event SET last_error = 'looked at'").execute(&mut *operator).await.unwrap();
+        let settlement = || [Settlement { claimed: &claimed, disposition: &Disposition::Done, took: Duration::ZERO }];
+        let error = source.settle(&settlement()).await.unwrap_err();
+        assert_eq!(error.kind(), FaultKind::Passing, "{}", error.chain());
+        assert!(error.chain().contains("lock"), "the server gave up, and not we: {}", error.chain());
+        operator.commit().await.unwrap();
+        assert_eq!(source.settle(&settlement()).await.unwrap(), [Settled::Applied]);
+    }
+}
