@@ -19,6 +19,7 @@ mod settler;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -111,6 +112,7 @@ impl<S: Source, K: Sink<Item = S::Item>> Relay<S, K> {
 
     /// A way in for at most `capacity` items at a time that are claimed already.
     pub fn hot_door(&self, capacity: usize) -> HotDoor<S::Item> {
+        self.flow.hot_capacity.store(capacity, Ordering::Relaxed);
         HotDoor::new(self.flow.clone(), capacity)
     }
 

@@ -62,9 +62,17 @@ impl Ownership {
         Ok(owner)
     }
 
+    /// Whether this process had it when it last asked.
+    pub(super) fn is_ours(&self) -> bool {
+        self.tenure().is_some()
+    }
+
     fn fresh(&self) -> Option<i64> {
-        let tenure = *self.tenure.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        tenure.filter(|tenure| tenure.refreshed.elapsed() < self.lease / 10).map(|tenure| tenure.generation)
+        self.tenure().filter(|tenure| tenure.refreshed.elapsed() < self.lease / 10).map(|tenure| tenure.generation)
+    }
+
+    fn tenure(&self) -> Option<Tenure> {
+        *self.tenure.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     fn set(&self, tenure: Option<Tenure>) {

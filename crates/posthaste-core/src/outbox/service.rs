@@ -87,10 +87,7 @@ impl<S: Store + Upkeep> Outbox<S> {
             let lag = metrics::gauge!(format!("{}_lag_oldest_ms", settings.metrics_prefix), "relay" => "dispatcher");
             tasks.hints.spawn(until(stop_hints.clone(), watch_lag(table.clone(), lag, poll_interval)));
         }
-        // The one reader of a single-node table knows of its own writes without being told.
-        if settings.mode != Mode::SingleNode {
-            tasks.hints.spawn(until(stop_hints.clone(), notify(table.clone())));
-        }
+        tasks.hints.spawn(until(stop_hints.clone(), notify(table.clone())));
         if let Some(retention) = settings.purge.clone() {
             let (table, stop) = (table.clone(), stop_purge.clone());
             tasks.purge.spawn(async move { retention.keep(table.store(), stop).await });
@@ -276,7 +273,10 @@ async fn notify<S: Store>(table: Table<S>) {
         };
         for wait in waits {
             sleep(*wait).await;
-            tell_others(&table).await;
+            // The one reader of a table knows of its own writes without being told.
+            if !table.ownership().is_ours() {
+                tell_others(&table).await;
+            }
         }
         sleep(NOTIFY_PAUSE).await;
     }

@@ -1,5 +1,5 @@
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -40,6 +40,8 @@ pub(super) struct Flow<S: Source> {
     /// The store failed to record outcomes: nothing more is claimed until it has.
     pub(super) troubled: AtomicBool,
     closed: AtomicBool,
+    /// How many hot items may be held at once.
+    pub(super) hot_capacity: AtomicUsize,
 }
 
 struct HeldTable<T> {
@@ -94,6 +96,7 @@ impl<S: Source> Flow<S> {
             next_ticket: AtomicU64::new(1),
             troubled: AtomicBool::new(false),
             closed: AtomicBool::new(false),
+            hot_capacity: AtomicUsize::new(usize::MAX),
         }
     }
 
@@ -207,11 +210,16 @@ impl<S: Source> Flow<S> {
     }
 
     /// Whether everything on the pile came in hot, so that nobody waits for it to be recorded: neither what stands behind
-    /// it in the store, nor who would claim in its place.
+    /// it in the store, nor who would claim in its place, nor who wants to come in, as long as the hot door is half open.
     pub(super) fn nobody_waits(&self) -> bool {
         let pile = self.lock_pile();
-        let is_short = (1..self.options.settle_batch).contains(&pile.decided.len()) && pile.released.is_empty();
+        let is_short = (1..self.enough()).contains(&pile.decided.len()) && pile.released.is_empty();
         is_short && !self.urgent.load(Ordering::Acquire) && pile.decided.iter().all(|decided| decided.held.is_hot())
+    }
+
+    /// How many outcomes are not worth waiting for more.
+    fn enough(&self) -> usize {
+        self.options.settle_batch.min(self.hot_capacity.load(Ordering::Relaxed) / 2)
     }
 
     pub(super) fn piled_count(&self) -> usize {
@@ -357,7 +365,7 @@ impl<S: Source> Reporter<S::Item> for Flow<S> {
         }
         let mut pile = self.lock_pile();
         pile.decided.push(Decided { held, disposition, took });
-        let enough = pile.decided.len() == 1 || pile.decided.len() >= self.options.settle_batch || is_urgent;
+        let enough = pile.decided.len() == 1 || pile.decided.len() >= self.enough() || is_urgent;
         if !rest.is_empty() && !goes_on {
             pile.released.extend(rest.iter().cloned());
         }

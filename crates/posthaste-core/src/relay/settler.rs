@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::flow::{Decided, Flow, Pile};
@@ -17,16 +17,24 @@ pub(super) async fn settle<S: Source>(flow: Arc<Flow<S>>, end: CancellationToken
             () = end.cancelled() => {}
             () = gather(&flow) => {}
         }
-        flush(&flow, &mut patience).await;
+        flush(&flow, &mut patience, &end).await;
     }
-    flush(&flow, &mut patience).await;
+    flush(&flow, &mut patience, &end).await;
 }
 
 /// Records everything on the pile; returns when it is empty. What nobody waits for stays there until `patience` ends, so
-/// that many writers at once make few statements.
-async fn flush<S: Source>(flow: &Flow<S>, patience: &mut Instant) {
+/// that many writers at once make few statements, or until the `end`.
+async fn flush<S: Source>(flow: &Flow<S>, patience: &mut Instant, end: &CancellationToken) {
     loop {
-        while flow.nobody_waits() && timeout_at(*patience, flow.piled.notified()).await.is_ok() {}
+        while !end.is_cancelled() && flow.nobody_waits() {
+            tokio::select! {
+                biased;
+                () = end.cancelled() => {}
+                () = sleep_until(*patience) => break,
+                () = flow.piled.notified() => {}
+            }
+        }
+        flow.urgent.store(false, Ordering::Release);
         let pile = flow.take_pile();
         if pile.is_empty() {
             return;
