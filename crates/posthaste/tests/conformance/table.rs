@@ -1,16 +1,16 @@
 //! A table and the processes that read it: who owns it, who is woken, and what it makes of rows that others wrote.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
-use posthaste::{Event, Failure, Mode, OpenError, OutboxStatus, Pool, TableName};
+use posthaste::{Event, Failure, Mode, OpenError, Outbox, OutboxStatus, Pool, TableName};
 use posthaste_core::outbox::{MAX_CLAIM_BYTES, OutboxSource, Reader, Store, Table};
 use posthaste_core::{Disposition, Settled, Source};
 
 use crate::harness::{
-    CHANNEL_MODES, Database, HOUR, Harness, LEASE, MODES, Memory, Tamper, channels, claim, claimed_ids, dispatcher,
-    insert, is_idle, named, node, on_every_database, on_every_server, on_every_store, row, settle, settle_all, write,
-    write_to, writer,
+    CHANNEL_MODES, Calls, Database, HOUR, Harness, LEASE, MODES, Memory, Tamper, channels, claim, claimed_ids,
+    dispatcher, insert, is_idle, named, node, on_every_database, on_every_server, on_every_store, row, settle,
+    settle_all, write, write_to, writer,
 };
 
 on_every_store! {
@@ -19,6 +19,7 @@ on_every_store! {
     a_source_that_was_dropped_does_not_keep_the_others_from_closing,
     channels_share_one_table_and_find_each_other,
     who_writes_or_commits_wakes_who_reads,
+    what_a_standby_writes_is_delivered_soon,
     what_is_young_is_left_alone_where_that_is_asked_for,
 }
 
@@ -120,6 +121,21 @@ async fn who_writes_or_commits_wakes_who_reads<H: Harness>(db: H) {
         table.wake("b");
         assert_eq!(woken().await, (false, true));
     }
+}
+
+async fn what_a_standby_writes_is_delivered_soon<H: Harness>(db: H) {
+    let calls = Calls::default();
+    let start = async || Outbox::new(db.pool().await).listeners(calls.listeners()).start().await.unwrap();
+    let owner = start().await;
+    write(&owner, &[named("first")]).await;
+    calls.wait_for(1).await;
+    let standby = start().await;
+    let written = Instant::now();
+    write(&standby, &[named("second")]).await;
+    calls.wait_for(2).await;
+    assert!(written.elapsed() < Duration::from_secs(2), "{:?}", written.elapsed());
+    owner.close().await;
+    standby.close().await;
 }
 
 /// Whether there is a signal now.
