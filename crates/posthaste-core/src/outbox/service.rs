@@ -73,7 +73,7 @@ impl<S: Store + Upkeep> Outbox<S> {
         if is_reader {
             let sink = listeners.into_sink(settings.unroutable, trace.clone(), &settings.metrics_prefix);
             let source = table.dispatcher_source().skip_recent(settings.skip_recent);
-            let poll_interval = settings.poll_interval(table.store().tells_others());
+            let poll_interval = settings.asks_every(table.store().tells_others());
             let options = settings.relay_options(poll_interval);
             let relay = Relay::new("dispatcher", Arc::new(source), Arc::new(sink), options);
             if settings.mode.is_hot() {

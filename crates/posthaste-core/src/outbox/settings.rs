@@ -174,7 +174,7 @@ impl Settings {
         }
     }
 
-    pub(super) fn poll_interval(&self, is_told: bool) -> Duration {
+    pub(super) fn asks_every(&self, is_told: bool) -> Duration {
         self.poll_interval.unwrap_or(if is_told { TOLD } else { UNTOLD })
     }
 
