@@ -124,24 +124,16 @@ impl<T: Send + Sync + 'static> BusSource<T> {
     }
 
     /// Due retries whose partition is still ours.
-    async fn due_again(&self, limit: usize) -> Result<Vec<Claimed<BusItem<T>>>, StoreError> {
-        let due = self.lock().take_due(Instant::now(), limit);
-        if due.is_empty() {
-            return Ok(Vec::new());
+    async fn due_again(&self, limit: usize) -> Result<Kept<'_, T>, StoreError> {
+        let mut due = Kept { source: self, items: self.lock().take_due(Instant::now(), limit) };
+        if !due.items.is_empty() {
+            // While they waited nobody renewed their lease on their behalf.
+            let positions: Vec<_> = due.items.iter().map(|claimed| &claimed.item.position).collect();
+            let renewed = self.consumer.renew(&positions).await?;
+            let mut renewed = renewed.into_iter();
+            due.items.retain(|_| renewed.next() != Some(Settled::LostLease));
         }
-        // While they waited nobody renewed their lease on their behalf.
-        let positions: Vec<_> = due.iter().map(|claimed| &claimed.item.position).collect();
-        match self.consumer.renew(&positions).await {
-            Ok(renewed) => {
-                let ours = |(claimed, renewed)| (renewed == Settled::Applied).then_some(claimed);
-                Ok(due.into_iter().zip(renewed).filter_map(ours).collect())
-            }
-            Err(error) => {
-                let mut waiting = self.lock();
-                due.into_iter().for_each(|claimed| waiting.put(Duration::ZERO, claimed));
-                Err(error)
-            }
-        }
+        Ok(due)
     }
 
     /// What was fetched, and whether there may be more at once.
@@ -240,6 +232,26 @@ impl<T: Send + Sync + 'static> BusSource<T> {
     }
 }
 
+/// Records on their way out of a claim. Dropped before that, because the claim failed, panicked or was cancelled, they wait
+/// to be claimed again: a record is never in limbo.
+struct Kept<'a, T: Send + Sync + 'static> {
+    source: &'a BusSource<T>,
+    items: Vec<Claimed<BusItem<T>>>,
+}
+
+impl<T: Send + Sync + 'static> Kept<'_, T> {
+    fn give(mut self) -> Vec<Claimed<BusItem<T>>> {
+        std::mem::take(&mut self.items)
+    }
+}
+
+impl<T: Send + Sync + 'static> Drop for Kept<'_, T> {
+    fn drop(&mut self) {
+        let mut waiting = self.source.lock();
+        self.items.drain(..).for_each(|claimed| waiting.put(Duration::ZERO, claimed));
+    }
+}
+
 impl<T> Waiting<T> {
     fn put(&mut self, wait: Duration, claimed: Claimed<BusItem<T>>) {
         self.next_number += 1;
@@ -263,15 +275,15 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
     type Item = BusItem<T>;
 
     async fn claim(&self, limit: usize) -> Result<Claim<Self::Item>, StoreError> {
-        let mut items = self.due_again(limit).await?;
+        let mut kept = self.due_again(limit).await?;
         let mut full = false;
-        if items.len() < limit && self.has_room() {
-            match self.fetch(limit - items.len()).await {
+        if kept.items.len() < limit && self.has_room() {
+            match self.fetch(limit - kept.items.len()).await {
                 Ok((fetched, is_full)) => {
-                    items.extend(fetched);
+                    kept.items.extend(fetched);
                     full = is_full;
                 }
-                Err(error) if items.is_empty() => return Err(error),
+                Err(error) if kept.items.is_empty() => return Err(error),
                 Err(error) => tracing::warn!(group = self.group, error = error.chain(), "nothing fetched"),
             }
         }
@@ -279,7 +291,7 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
         let next = self.lock().heap.peek().map(|Reverse(next)| next.at.saturating_duration_since(Instant::now()));
         // Unreadable records made a full fetch look short.
         let next_due = if full { Some(Duration::ZERO) } else { next };
-        Ok(Claim { items, next_due })
+        Ok(Claim { items: kept.give(), next_due })
     }
 
     async fn settle(&self, settlements: &[Settlement<'_, Self::Item>]) -> Result<Vec<Settled>, StoreError> {
@@ -326,6 +338,11 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
 
     async fn close(&self) -> Result<(), StoreError> {
         self.consumer.close().await
+    }
+
+    /// What reads a bus hands its records to no code of a user that could block a thread.
+    fn renews_on_own_thread(&self) -> bool {
+        false
     }
 
     fn lease(&self) -> Duration {

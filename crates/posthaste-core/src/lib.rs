@@ -9,7 +9,9 @@
 mod bus_source;
 mod error;
 mod event;
+pub mod heartbeat;
 mod listeners;
+mod log_limit;
 mod outcome;
 mod progress;
 mod relay;
@@ -29,6 +31,7 @@ pub use event::{
     Payload,
 };
 pub use listeners::{Interceptor, ListenerSink, Listeners, RegistrationError};
+pub use log_limit::LogLimit;
 pub use outcome::{Disposition, Failure, FailureClass, Outcome, Settled};
 pub use progress::{Progress, ProgressError};
 pub use relay::{HotDeadline, HotDoor, HotPermit, Jitter, OnStop, Relay, RelayOptions};

@@ -145,4 +145,6 @@ pub enum Settled {
     Applied,
     /// The claim was no longer ours; nothing was changed.
     LostLease,
+    /// Another transaction has locked the row just now, so nothing was changed: ask again in a moment.
+    Locked,
 }

@@ -8,12 +8,14 @@
 //! ```
 //! Four kinds of tasks around one [`Flow`]. Nothing here knows what an item is.
 
+mod backpressure;
 mod claimer;
 mod flow;
 mod held;
 mod hot;
 mod meters;
 mod queue;
+mod renewer;
 mod settler;
 
 use std::future::Future;
@@ -27,7 +29,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::{RetryPolicy, Sink, Source};
+use crate::{RetryPolicy, Sink, Source, heartbeat};
 use flow::Flow;
 pub(crate) use held::Held;
 pub use hot::{HotDeadline, HotDoor, HotPermit};
@@ -122,16 +124,21 @@ impl<S: Source, K: Sink<Item = S::Item>> Relay<S, K> {
         let flow = self.flow;
         let mut workers = JoinSet::new();
         for _ in 0..flow.options.workers {
-            workers.spawn(work(flow.clone(), self.sink.clone()));
+            let sink = self.sink.clone();
+            workers.spawn(supervise(flow.clone(), "deliver", CancellationToken::new(), move |flow, _| {
+                work(flow, sink.clone())
+            }));
         }
         let no_more_outcomes = CancellationToken::new();
-        let settler = keep(flow.clone(), "settling", no_more_outcomes.clone(), settler::settle);
-        let renewer = keep(flow.clone(), "renewing", no_more_outcomes.clone(), claimer::renew);
         let mut keepers = JoinSet::new();
-        keepers.spawn(settler);
-        keepers.spawn(renewer);
+        keepers.spawn(supervise(flow.clone(), "settle", no_more_outcomes.clone(), settler::settle));
+        let renewer = supervise(flow.clone(), "renew", no_more_outcomes.clone(), renewer::renew);
+        match flow.source.renews_on_own_thread() {
+            true => keepers.spawn_on(renewer, &heartbeat::runtime()),
+            false => keepers.spawn(renewer),
+        };
 
-        claimer::claim(&flow, &stop).await;
+        supervise(flow.clone(), "claim", stop.clone(), claimer::claim).await;
 
         flow.refuse_hot();
         if flow.options.on_stop == OnStop::Release {
@@ -158,7 +165,7 @@ impl<S: Source, K: Sink<Item = S::Item>> Relay<S, K> {
 
 async fn work<S: Source, K: Sink<Item = S::Item>>(flow: Arc<Flow<S>>, sink: Arc<K>) {
     loop {
-        let runs = flow.queue.pop(flow.options.chunk).await;
+        let runs = flow.next_runs().await;
         let deliveries = Flow::start(&flow, runs);
         if deliveries.is_empty() {
             continue;
@@ -169,19 +176,26 @@ async fn work<S: Source, K: Sink<Item = S::Item>>(flow: Arc<Flow<S>>, sink: Arc<
     }
 }
 
-/// Runs a task of the relay until `end`. A panic in it is a bug of ours or of a source; the relay must outlive it.
-async fn keep<S, T>(
+/// Runs a task of the relay until it ends by itself. A panic in it is a bug of ours or of a source: it is logged and
+/// counted, and the task is started again after a pause, unless `end` has come.
+async fn supervise<S, T>(
     flow: Arc<Flow<S>>,
-    doing: &str,
+    task: &'static str,
     end: CancellationToken,
-    task: impl Fn(Arc<Flow<S>>, CancellationToken) -> T,
+    start: impl Fn(Arc<Flow<S>>, CancellationToken) -> T,
 ) where
     S: Source,
     T: Future<Output = ()>,
 {
-    while catch(task(flow.clone(), end.clone())).await.is_err() {
-        tracing::error!(relay = flow.name, doing, "a task of the relay panicked; it is started again");
-        tokio::time::sleep(Duration::from_secs(1)).await;
+    let mut pause = Duration::from_millis(100);
+    while catch(start(flow.clone(), end.clone())).await.is_err() {
+        flow.meters.panicked(task);
+        tracing::error!(relay = flow.name, task, "a task of the relay panicked; it is started again");
+        tokio::select! {
+            () = end.cancelled() => {}
+            () = tokio::time::sleep(pause) => {}
+        }
+        pause = (pause * 2).min(Duration::from_secs(10));
     }
 }
 

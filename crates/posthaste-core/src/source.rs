@@ -97,6 +97,10 @@ pub trait Source: Send + Sync + 'static {
     /// How long a claim holds without being renewed.
     fn lease(&self) -> Duration;
 
+    /// True if [`renew`](Self::renew) may run on a thread and a runtime of its own, where no listener can delay it.
+    /// False for a source on the clock of a test.
+    fn renews_on_own_thread(&self) -> bool;
+
     /// Signalled when there may be something to claim.
     fn wakeup(&self) -> &Wakeup;
 }

@@ -20,6 +20,8 @@ mod outbox;
 pub mod postgres;
 #[cfg(feature = "sqlite")]
 pub mod registry;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+mod session;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 

@@ -15,8 +15,14 @@ mod patrol;
 const CHUNK: usize = 500;
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// How many rows of a key are unparked when one before them is finished.
-pub(crate) const UNPARKED: usize = 100;
+/// How many rows of each key are unparked when rows of so many keys are finished together: as many as a claim takes in
+/// all. What is unparked and not claimed is parked again, so more would cost more than it brings.
+pub(crate) fn unparked(keys: usize) -> usize {
+    (CHUNK / keys.max(1)).clamp(5, 100)
+}
+
+/// In microseconds, how soon a lease is looked at again that seems to have ended: its row may be locked by somebody.
+pub(crate) const SOONEST_TAKEOVER: i64 = 100_000;
 
 /// Parts of a size that one statement can carry.
 pub(crate) fn chunks<'a, 'e>(mut events: &'a [&'e Event]) -> impl Iterator<Item = &'a [&'e Event]> {

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use posthaste_core::outbox::{
-    Change, DeadFilter, DeadHead, Mode, Outbox, OutboxStatus, Owner, Pool, Purge, Store, TableName, Taken, Upkeep,
-    Wanted, WriteError,
+    Change, DeadFilter, DeadHead, Leases, Mode, Outbox, OutboxStatus, Owner, Pool, Purge, Store, TableName, Taken,
+    Upkeep, Wanted, WriteError,
 };
 use posthaste_core::{Event, EventBuilder, Failure, FaultKind, Wakeup};
 use posthaste_testing::{HookCall, MemoryDatabase, MemoryOutbox, RecordingHook};
@@ -159,29 +159,31 @@ async fn numbers_are_given_at_the_insert_and_tables_know_nothing_of_each_other()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_lost_lease_makes_a_suspect_that_is_taken_alone_and_is_dead_after_three() {
+async fn rows_that_lost_a_lease_are_taken_in_a_group_then_alone_and_are_dead_after_four() {
     let database = MemoryDatabase::new();
     let store = open(&database, Mode::MultiNode).await;
     write(&store, [event("bad"), event("good")]).await;
     assert_eq!(taken(&store, "x:1").await, [1, 2]);
     assert_eq!(taken(&store, "x:2").await, [0; 0]);
-    for losses in 1..=2 {
+    for (losses, group) in [(1, vec![1, 2]), (2, vec![1]), (3, vec![1])] {
         sleep(LEASE).await;
         assert!(take(&store, "y:1", false).await.rows.is_empty(), "suspects are not wanted");
-        let lock = format!("x:{losses}0");
-        assert_eq!(taken(&store, &lock).await, [1], "alone");
-        assert_eq!(store.record(&["x:1".to_owned()], &[done(1)]).await.unwrap(), HashSet::new(), "a stale lock");
+        let (lock, started) = (format!("x:{losses}0"), format!("x:{losses}0:started"));
+        assert_eq!(taken(&store, &lock).await, group);
+        assert_eq!(store.record(&["x:1".to_owned()], &[done(1)]).await.unwrap().rows, HashSet::new(), "a stale lock");
         assert_eq!(database.rows(TABLE)[0].lease_losses, losses);
+        assert_eq!(store.mark_started(&lock, &started, &[1]).await.unwrap(), HashSet::from([1]));
     }
     sleep(LEASE).await;
-    let last = take(&store, "x:30", true).await;
+    let last = take(&store, "x:40", true).await;
     assert!(last.rows[0].is_dead && last.rows.len() == 1);
     let row = &database.rows(TABLE)[0];
     assert_eq!((row.status, row.locked_by.clone()), (OutboxStatus::Dead, None));
     assert!(row.last_error.as_ref().unwrap().starts_with("lease_lost"));
-    assert_eq!(taken(&store, "x:40").await, [2]);
+    assert_eq!(taken(&store, "x:50").await, [2]);
+    assert_eq!(database.rows(TABLE)[1].lease_losses, 1, "its delivery was never started");
     let retry = Change { status: OutboxStatus::Retry, attempts: Some(1), ..done(2) };
-    assert_eq!(store.record(&["x:40".to_owned()], &[retry]).await.unwrap(), HashSet::from([2]));
+    assert_eq!(store.record(&["x:50".to_owned()], &[retry]).await.unwrap().rows, HashSet::from([2]));
     assert_eq!(database.rows(TABLE)[1].lease_losses, 0, "an attempt came to its end");
 }
 
@@ -197,8 +199,8 @@ async fn a_table_has_one_owner_and_its_generation_fences_the_elder() {
     assert_eq!(store.own("one", LEASE).await.unwrap(), Owner::Us { generation: 1 }, "nobody was in between");
     store.disown("one").await.unwrap();
     assert_eq!(store.own("other", LEASE).await.unwrap(), Owner::Us { generation: 2 });
-    assert_eq!(store.record(&["one:1".to_owned()], &[done(1)]).await.unwrap(), HashSet::new());
-    assert_eq!(store.record(&["other:2".to_owned()], &[done(1)]).await.unwrap(), HashSet::from([1]));
+    assert_eq!(store.record(&["one:1".to_owned()], &[done(1)]).await.unwrap().rows, HashSet::new());
+    assert_eq!(store.record(&["other:2".to_owned()], &[done(1)]).await.unwrap().rows, HashSet::from([1]));
 }
 
 #[tokio::test(start_paused = true)]
@@ -209,11 +211,11 @@ async fn a_dead_head_blocks_its_key_or_is_skipped() {
         write(&store, [of_key("a1", "a"), of_key("a2", "a"), of_key("a3", "a"), of_key("b1", "b")]).await;
         assert_eq!(taken(&store, "x:1").await, [1, 2, 3, 4]);
         let lock = ["x:1".to_owned()];
-        assert_eq!(store.record(&lock, &[dead(1), done(4)]).await.unwrap(), HashSet::from([1, 4]));
-        store.release(&lock, &[2, 3]).await.unwrap();
+        assert_eq!(store.record(&lock, &[dead(1), done(4)]).await.unwrap().rows, HashSet::from([1, 4]));
+        store.release(&Leases::OfRows { locks: &lock, rows: &[2, 3] }).await.unwrap();
         assert_eq!(taken(&store, "x:2").await, behind);
         assert!(store.discard("a1").await.unwrap());
-        store.release(&["x:2".to_owned()], &[2, 3]).await.unwrap();
+        store.release(&Leases::OfRows { locks: &["x:2".to_owned()], rows: &[2, 3] }).await.unwrap();
         assert_eq!(taken(&store, "x:3").await, [2, 3], "nothing is before them any more");
     }
 }

@@ -1,5 +1,6 @@
 //! The engine's promises one by one, on the store and the sink in memory and on a clock that tests own.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -8,8 +9,8 @@ use posthaste_core::outbox::{
     Mode, OutboxItem, OutboxRow, OutboxSource, OutboxStatus, Pool, Reader, Store, Table, TableName,
 };
 use posthaste_core::{
-    Claim, Claimed, Event, Failure, OnStop, Outcome, Relay, RelayOptions, RetryPolicy, Settled, Settlement, Source,
-    StoreError, Wakeup,
+    Claim, Claimed, Event, Failure, FaultKind, OnStop, Outcome, Relay, RelayOptions, RetryPolicy, Settled, Settlement,
+    Source, StoreError, Wakeup,
 };
 use posthaste_testing::{MemoryDatabase, MemoryOutbox, MemorySink};
 use tokio::task::JoinHandle;
@@ -95,7 +96,7 @@ fn options() -> RelayOptions {
     }
 }
 
-/// A source whose answers and questions may be long on their way.
+/// A source whose answers and questions may be long on their way, and that may fail.
 struct Slow {
     source: OutboxSource<MemoryOutbox>,
     claim_answers_after: Duration,
@@ -104,6 +105,26 @@ struct Slow {
     settlement_answers_after: Duration,
     /// How many were settled at once.
     settled: Arc<Mutex<Vec<usize>>>,
+    faults: Arc<Faults>,
+}
+
+/// What is to fail, and how often.
+#[derive(Default)]
+struct Faults {
+    panics_in_claim: AtomicUsize,
+    failed_settlements: AtomicUsize,
+    failed_renewals: AtomicUsize,
+    /// Settlements of items with this label are refused for good, alone or together with others.
+    refused: Mutex<(&'static str, usize)>,
+}
+
+/// Counts down; true while there is something left.
+fn strikes(left: &AtomicUsize) -> bool {
+    left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+}
+
+fn failed(kind: FaultKind) -> StoreError {
+    StoreError::new("reach the database", kind, "the test said so")
 }
 
 impl Slow {
@@ -114,7 +135,16 @@ impl Slow {
             renewal_arrives_after: Mutex::default(),
             settlement_answers_after: Duration::ZERO,
             settled: Arc::default(),
+            faults: Arc::default(),
         }
+    }
+
+    fn refuses(&self, settlements: &[Settlement<'_, OutboxItem>]) -> bool {
+        let mut refused = self.faults.refused.lock().unwrap();
+        let is_meant = settlements.iter().any(|settlement| label(&settlement.claimed.item) == refused.0);
+        let refuses = is_meant && refused.1 > 0;
+        refused.1 -= usize::from(refuses && settlements.len() == 1);
+        refuses
     }
 }
 
@@ -123,6 +153,7 @@ impl Source for Slow {
     type Item = OutboxItem;
 
     async fn claim(&self, limit: usize) -> Result<Claim<OutboxItem>, StoreError> {
+        assert!(!strikes(&self.faults.panics_in_claim), "the test said so");
         let claim = self.source.claim(limit).await?;
         if !claim.items.is_empty() {
             sleep(self.claim_answers_after).await;
@@ -133,12 +164,21 @@ impl Source for Slow {
     async fn settle(&self, settlements: &[Settlement<'_, OutboxItem>]) -> Result<Vec<Settled>, StoreError> {
         self.settled.lock().unwrap().push(settlements.len());
         sleep(self.settlement_answers_after).await;
+        if strikes(&self.faults.failed_settlements) {
+            return Err(failed(FaultKind::Passing));
+        }
+        if self.refuses(settlements) {
+            return Err(failed(FaultKind::Lasting));
+        }
         self.source.settle(settlements).await
     }
 
     async fn renew(&self, held: &[&Claimed<OutboxItem>]) -> Result<Vec<Settled>, StoreError> {
         let wait = std::mem::take(&mut *self.renewal_arrives_after.lock().unwrap());
         sleep(wait).await;
+        if strikes(&self.faults.failed_renewals) {
+            return Err(failed(FaultKind::Passing));
+        }
         self.source.renew(held).await
     }
 
@@ -152,6 +192,10 @@ impl Source for Slow {
 
     fn lease(&self) -> Duration {
         self.source.lease()
+    }
+
+    fn renews_on_own_thread(&self) -> bool {
+        self.source.renews_on_own_thread()
     }
 
     fn wakeup(&self) -> &Wakeup {
@@ -400,4 +444,87 @@ async fn what_comes_in_hot_one_after_the_other_is_settled_in_groups() {
     let settled = settled.lock().unwrap().clone();
     assert_eq!(settled[0], 1, "the first waits for nobody");
     assert!(settled.len() <= 12, "{settled:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_new_is_started_while_outcomes_cannot_be_recorded() {
+    let rows = Rows::new().await;
+    let sink = taking(Duration::from_millis(10));
+    rows.insert_many("item", 1_000, None, Duration::ZERO).await;
+    let slow = Slow::new(rows.open().await.dispatcher_source());
+    let faults = slow.faults.clone();
+    faults.failed_settlements.store(usize::MAX, Ordering::Relaxed);
+    let running = Running::on(slow, &sink, options());
+    sink.wait_for_started(4).await;
+    sleep(Duration::from_secs(60)).await;
+    let unrecorded = sink.started().len();
+    assert!(unrecorded <= 12, "{unrecorded} deliveries would be repeated after a crash");
+    faults.failed_settlements.store(0, Ordering::Relaxed);
+    sink.wait_for_delivered(1_000).await;
+    running.stop().await;
+    assert_eq!(sink.started().len(), 1_000, "once each");
+    assert!(rows.all().iter().all(|row| row.status == OutboxStatus::Done));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_delivered_and_not_recorded_is_bounded_while_a_settlement_hangs() {
+    let (rows, sink) = (Rows::new().await, RecordingSink::accepting());
+    rows.insert_many("item", 2_000, None, Duration::ZERO).await;
+    let source = rows.open().await.dispatcher_source();
+    let slow = Slow { settlement_answers_after: Duration::from_secs(3), ..Slow::new(source) };
+    let running = Running::on(slow, &sink, RelayOptions { settle_batch: 50, ..options() });
+    sleep(Duration::from_secs(2)).await;
+    let unrecorded = sink.started().len();
+    assert!(unrecorded <= 104, "{unrecorded}: two batches, and one for each worker");
+    running.relay.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_new_is_started_while_leases_cannot_be_renewed() {
+    let rows = Rows::new().await;
+    let sink = taking(Duration::from_secs(1));
+    rows.insert_many("item", 100, None, Duration::ZERO).await;
+    let slow = Slow::new(rows.open().await.dispatcher_source());
+    let faults = slow.faults.clone();
+    faults.failed_renewals.store(usize::MAX, Ordering::Relaxed);
+    let running = Running::on(slow, &sink, RelayOptions { workers: 1, ..options() });
+    // The first renewal comes after a third of the lease.
+    sleep(LEASE / 2).await;
+    let started = sink.started().len();
+    sleep(LEASE / 4).await;
+    assert_eq!(sink.started().len(), started, "the lease is not over, but nobody knows whether it can be kept");
+    faults.failed_renewals.store(0, Ordering::Relaxed);
+    sink.wait_for_delivered(100).await;
+    running.stop().await;
+    assert_eq!(sink.started().len(), 100, "once each");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_panics_is_made_again() {
+    let (rows, sink) = (Rows::new().await, RecordingSink::accepting());
+    rows.insert_many("item", 3, None, Duration::ZERO).await;
+    let slow = Slow::new(rows.open().await.dispatcher_source());
+    slow.faults.panics_in_claim.store(3, Ordering::Relaxed);
+    let running = Running::on(slow, &sink, options());
+    sink.wait_for_delivered(3).await;
+    running.stop().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outcome_that_the_store_refuses_is_kept_and_recorded_when_it_no_longer_does() {
+    let (rows, sink) = (Rows::new().await, RecordingSink::accepting());
+    rows.insert_many("fine", 10, None, Duration::ZERO).await;
+    rows.insert("refused", None, Duration::ZERO).await;
+    let slow = Slow::new(rows.open().await.dispatcher_source());
+    *slow.faults.refused.lock().unwrap() = ("refused", 30);
+    let running = Running::on(slow, &sink, options());
+    sink.wait_for_delivered(11).await;
+    sleep(Duration::from_secs(1)).await;
+    assert!(rows.all()[..10].iter().all(|row| row.status == OutboxStatus::Done), "the others are on record");
+    assert_eq!(rows.all()[10].status, OutboxStatus::New);
+    while rows.all()[10].status != OutboxStatus::Done {
+        sleep(LEASE).await;
+    }
+    running.stop().await;
+    assert_eq!(sink.started().len(), 11, "it was not delivered again meanwhile");
 }

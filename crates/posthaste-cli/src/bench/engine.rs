@@ -105,6 +105,10 @@ impl Source for Numbers {
         Ok(())
     }
 
+    fn renews_on_own_thread(&self) -> bool {
+        false
+    }
+
     fn lease(&self) -> Duration {
         Duration::from_secs(30)
     }

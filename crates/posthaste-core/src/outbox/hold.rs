@@ -1,5 +1,5 @@
 use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
@@ -25,8 +25,8 @@ struct Hold {
     until: Instant,
     /// Being recorded just now: must not expire into a second claim before that is through.
     settling: bool,
-    /// Of what the process may do to few rows at a time; given back when the row is let go.
-    permit: Option<OwnedSemaphorePermit>,
+    /// Of a suspect: shared by all that were claimed with it, and given back when the last of them is let go.
+    permit: Option<Arc<OwnedSemaphorePermit>>,
 }
 
 /// The fence of one claim, and until when it holds.
@@ -69,7 +69,7 @@ impl Holdings {
     }
 
     /// Holds a row.
-    pub(super) fn hold(&self, seq: i64, grip: Grip, permit: Option<OwnedSemaphorePermit>) {
+    pub(super) fn hold(&self, seq: i64, grip: Grip, permit: Option<Arc<OwnedSemaphorePermit>>) {
         let Grip { ticket, generation, until } = grip;
         let hold = Hold { ticket, generation, until, settling: false, permit };
         self.held().by_seq.insert(seq, hold);
@@ -100,7 +100,8 @@ impl Holdings {
         if let Some(gone) = &mut held.gone {
             gone.insert(item.seq);
         }
-        held.by_seq.remove(&item.seq).is_some_and(|hold| hold.permit.is_some())
+        let permit = held.by_seq.remove(&item.seq).and_then(|hold| hold.permit);
+        permit.is_some_and(|permit| Arc::into_inner(permit).is_some())
     }
 
     /// Keeps those items that are still held from expiring while they are recorded.
@@ -136,10 +137,10 @@ impl<'a> Settling<'a> {
         &self.items
     }
 
-    /// Lets them go, and says whether a permit came back.
-    pub(super) fn recorded(self) -> bool {
+    /// Lets them go but for those that are `locked` and so not recorded, and says whether a permit came back.
+    pub(super) fn recorded(self, locked: &HashSet<i64>) -> bool {
         let mut came_back = false;
-        for item in &self.items {
+        for item in self.items.iter().filter(|item| !locked.contains(&item.seq)) {
             came_back |= self.holdings.let_go(item);
         }
         came_back

@@ -17,11 +17,13 @@ pub struct OutboxItem {
     pub event: Arc<Event>,
     /// Of the claim: tells two claims of the same row apart.
     pub(super) ticket: u64,
+    /// Suspected of having crashed a process: leased by the lock of a delivery that has started.
+    pub(super) is_suspect: bool,
 }
 
 impl OutboxItem {
     /// An item of no table, to test a sink by itself.
     pub fn detached(event: Event) -> Self {
-        Self { seq: 0, generation: 0, created_at: Utc::now(), event: Arc::new(event), ticket: 0 }
+        Self { seq: 0, generation: 0, created_at: Utc::now(), event: Arc::new(event), ticket: 0, is_suspect: false }
     }
 }

@@ -1,11 +1,15 @@
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Position;
 use super::hold::Holdings;
+use super::{OutboxItem, Position};
 use crate::Wakeup;
+
+/// How the lock of a suspect ends whose delivery has started.
+pub const STARTED: &str = ":started";
 
 /// How often a drain looks at what lies behind it.
 const SWEEP: Duration = Duration::from_millis(250);
@@ -19,9 +23,6 @@ pub(super) struct Lane {
     pub(super) wakeup: Wakeup,
     /// One claim at a time: between a claim's reading of what is held and its holding more, nobody else may claim.
     pub(super) claiming: tokio::sync::Mutex<Reading>,
-    /// One statement at a time that changes leased rows: the settler and the renewer of one relay could otherwise wait
-    /// for each other's rows in a circle. Nobody else changes the rows of a claim but who claims, who waits for nobody.
-    pub(super) recording: tokio::sync::Mutex<()>,
     pub(super) holdings: Holdings,
     anew: AtomicBool,
 }
@@ -34,7 +35,6 @@ impl Lane {
             id,
             wakeup: Wakeup::default(),
             claiming: tokio::sync::Mutex::new(Reading { behind: None, swept: Instant::now() }),
-            recording: tokio::sync::Mutex::new(()),
             holdings: Holdings::default(),
             anew: AtomicBool::new(false),
         }
@@ -44,6 +44,27 @@ impl Lane {
     /// and was made again fences its elder.
     pub(super) fn lock(&self, ticket: u64) -> String {
         format!("{}:{ticket}", self.id)
+    }
+
+    /// What the lock of a claim becomes when a suspect is about to be delivered. Only a suspect whose lock says so may
+    /// have crashed the process that held it: a claim whose answer was lost has delivered nothing.
+    pub(super) fn started_lock(&self, ticket: u64) -> String {
+        format!("{}{STARTED}", self.lock(ticket))
+    }
+
+    /// What the row of this item is leased with.
+    pub(super) fn lock_of(&self, item: &OutboxItem) -> String {
+        match item.is_suspect {
+            true => self.started_lock(item.ticket),
+            false => self.lock(item.ticket),
+        }
+    }
+
+    /// What the rows of these items are leased with.
+    pub(super) fn locks<'a>(&self, items: impl Iterator<Item = &'a OutboxItem>) -> Vec<String> {
+        let claims: BTreeSet<(u64, bool)> = items.map(|item| (item.ticket, item.is_suspect)).collect();
+        let lock = |(ticket, is_suspect)| if is_suspect { self.started_lock(ticket) } else { self.lock(ticket) };
+        claims.into_iter().map(lock).collect()
     }
 
     /// Something behind the reader may be claimable again.

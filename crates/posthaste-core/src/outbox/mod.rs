@@ -14,6 +14,7 @@ mod lane;
 mod mode;
 mod ownership;
 mod purger;
+mod releaser;
 mod service;
 mod settings;
 mod source;
@@ -27,14 +28,15 @@ mod write;
 pub use builder::{OutboxBuilder, StartError};
 pub use hook::{HookError, WriterHook};
 pub use item::OutboxItem;
+pub use lane::STARTED;
 pub use mode::{DeadHead, Mode, Reader};
 pub use purger::Retention;
 pub use service::{DeadEvents, Outbox};
 pub use settings::{BadSetting, Settings, Unroutable};
 pub use source::OutboxSource;
 pub use store::{
-    Change, Chosen, MAX_CLAIM_BYTES, Met, OpenError, OutboxStatus, Owner, Pending, Pool, Position, Registration, Store,
-    Taken, Wanted, choose_runs,
+    Change, Changed, Chosen, DEAD_AFTER_LOSSES, FOUND_AMONG, Leases, MAX_CLAIM_BYTES, Met, OpenError, OutboxStatus,
+    Owner, Pending, Pool, Position, Registration, SUSPECT_GROUP, Store, Taken, Wanted, choose_runs, lease_lost_error,
 };
 pub use table::Table;
 pub use table_name::{BadTableName, TableName};

@@ -3,10 +3,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Mutex;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
+use super::source::no_answer;
 use super::{Owner, Store};
 use crate::StoreError;
+use crate::heartbeat::statement_timeout;
 
 /// This process's claim to the whole table: one row, leased, whose generation rises with every change of owner.
 pub(super) struct Ownership {
@@ -54,7 +56,8 @@ impl Ownership {
             return Ok(Owner::Other { remaining: self.lease });
         }
         let refreshed = Instant::now();
-        let owner = store.own(&self.owner, self.lease).await?;
+        let own = store.own(&self.owner, self.lease);
+        let owner = timeout(statement_timeout(self.lease), own).await.map_err(no_answer)??;
         self.set(match owner {
             Owner::Us { generation } => Some(Tenure { generation, refreshed }),
             Owner::Other { .. } => None,
@@ -67,7 +70,8 @@ impl Ownership {
         self.tenure().is_some()
     }
 
-    fn fresh(&self) -> Option<i64> {
+    /// The generation, while the row was refreshed not long ago.
+    pub(super) fn fresh(&self) -> Option<i64> {
         self.tenure().filter(|tenure| tenure.refreshed.elapsed() < self.lease / 10).map(|tenure| tenure.generation)
     }
 
@@ -88,7 +92,7 @@ impl Ownership {
     pub(super) async fn give_up(&self, store: &impl Store) -> Result<(), StoreError> {
         let _once = self.refreshing.lock().await;
         self.given_up.store(true, Ordering::Release);
-        store.disown(&self.owner).await?;
+        timeout(statement_timeout(self.lease), store.disown(&self.owner)).await.map_err(no_answer)??;
         self.set(None);
         Ok(())
     }

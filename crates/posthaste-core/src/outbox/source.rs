@@ -4,12 +4,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tokio::time::Instant;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::error::Elapsed;
+use tokio::time::{Instant, timeout};
 
 use super::hold::Grip;
 use super::lane::{Lane, Reading};
-use super::{Change, Mode, OutboxItem, Owner, Pending, Store, Table, Taken, Wanted};
-use crate::{Claim, Claimed, Failure, FaultKind, Settled, Settlement, Source, StoreError, Wakeup};
+use super::releaser::{Unreleased, release_in_background};
+use super::{Change, Changed, Leases, Mode, OutboxItem, Owner, Pending, Store, Table, Taken, Wanted};
+use crate::{
+    Claim, Claimed, Disposition, Failure, FaultKind, LogLimit, Settled, Settlement, Source, StoreError, Wakeup,
+    heartbeat,
+};
 
 /// The pending events of one outbox, or of one event type in it.
 pub struct OutboxSource<S: Store> {
@@ -17,11 +23,16 @@ pub struct OutboxSource<S: Store> {
     lane: Arc<Lane>,
     closed: AtomicBool,
     skip_recent: Duration,
+    log_limit: LogLimit,
 }
+
+/// How many failures of one event type are logged a second.
+const LOGGED_FAILURES: u32 = 10;
 
 impl<S: Store> OutboxSource<S> {
     pub(super) fn new(table: Table<S>, lane: Arc<Lane>) -> Self {
-        Self { table, lane, closed: AtomicBool::new(false), skip_recent: Duration::ZERO }
+        let log_limit = LogLimit::new(LOGGED_FAILURES);
+        Self { table, lane, closed: AtomicBool::new(false), skip_recent: Duration::ZERO, log_limit }
     }
 
     /// Leaves rows alone that are younger than this.
@@ -68,11 +79,62 @@ impl<S: Store> OutboxSource<S> {
         Ok((taken, next_due))
     }
 
-    /// What must still stand for a row to be settled.
-    fn fence(&self, ticket: u64, generation: i64) -> String {
+    /// Takes what is due, and marks suspects as started, so that nothing is delivered whose claim may not be known.
+    async fn take_and_start(
+        &self,
+        reading: &mut Reading,
+        started: Instant,
+        wanted: Wanted<'_>,
+        ticket: u64,
+    ) -> Result<(Taken, Option<Duration>), StoreError> {
+        let leases_rows = self.table.mode().leases_rows();
+        let (lock, started_lock) = (wanted.lock.to_owned(), self.lane.started_lock(ticket));
+        let unanswered = Unanswered::new(leases_rows.then_some(self), [lock.clone(), started_lock.clone()]);
+        let taken = in_time(&self.table, self.take(reading, started, wanted)).await;
+        let (mut taken, next_due) = match taken {
+            // The database said that it did nothing.
+            Err(error) if error.kind() != FaultKind::OutcomeUnknown => {
+                unanswered.answered();
+                return Err(error);
+            }
+            taken => taken?,
+        };
+        let suspects = taken.rows.iter().filter(|row| row.is_suspect && !row.is_dead);
+        let suspects: Vec<i64> = suspects.map(|row| row.position.seq).collect();
+        if leases_rows && !suspects.is_empty() {
+            let mark = self.table.store().mark_started(&lock, &started_lock, &suspects);
+            let marked = in_time(&self.table, mark).await?;
+            taken.rows.retain(|row| !row.is_suspect || marked.contains(&row.position.seq));
+        }
+        unanswered.answered();
+        Ok((taken, next_due))
+    }
+
+    /// What must still stand for the row of this item to be settled.
+    fn fence(&self, item: &OutboxItem) -> String {
         match self.table.mode().leases_rows() {
-            true => self.lane.lock(ticket),
-            false => self.table.ownership().fence(generation),
+            true => self.lane.lock_of(item),
+            false => self.table.ownership().fence(item.generation),
+        }
+    }
+
+    /// A failed attempt is a warning, an event that is given up an error; never with the payload.
+    fn log_failure(&self, settlement: &Settlement<'_, OutboxItem>) {
+        let (failure, retries_after) = match settlement.disposition {
+            Disposition::Dead(failure) => (failure, None),
+            Disposition::Retry { failure: Some(failure), after, .. } => (failure, Some(after)),
+            Disposition::Done | Disposition::Retry { failure: None, .. } => return,
+        };
+        let (event, attempt) = (&settlement.claimed.item.event, settlement.claimed.attempt);
+        let Some(suppressed) = self.log_limit.allows(event.event_type()) else { return };
+        let (id, event_type, table) = (event.id(), event.event_type(), self.table.store().table());
+        match retries_after {
+            Some(after) => {
+                tracing::warn!(%table, id, event_type, attempt, suppressed, %failure, ?after, "delivery failed; it is retried");
+            }
+            None => {
+                tracing::error!(%table, id, event_type, attempt, suppressed, %failure, "event is dead: delivery was given up")
+            }
         }
     }
 
@@ -83,7 +145,6 @@ impl<S: Store> OutboxSource<S> {
             tracing::error!(table = %self.table.store().table(), seq, reason, "outbox row cannot be read as an event");
             changes.push(Change::dead(seq, &Failure::permanent("undecodable", reason)));
         }
-        let _one_at_a_time = self.lane.recording.lock().await;
         if let Err(error) = in_time(&self.table, self.table.store().record(&[fence], &changes)).await {
             tracing::warn!(error = error.chain(), "undecodable outbox rows are left for a later claim");
         }
@@ -96,13 +157,11 @@ impl<S: Store> OutboxSource<S> {
     }
 
     /// The rows of a claim as items that are held now.
-    async fn hold(
-        &self,
-        rows: Vec<Pending>,
-        grip: Grip,
-        mut permit: Option<tokio::sync::OwnedSemaphorePermit>,
-    ) -> Held {
+    async fn hold(&self, rows: Vec<Pending>, grip: Grip, permit: Option<OwnedSemaphorePermit>) -> Held {
         let is_single = self.table.mode() == Mode::SingleNode;
+        let Grip { ticket, generation, .. } = grip;
+        let permit = permit.map(Arc::new);
+        let mut fence = None;
         let mut held = Held { items: Vec::with_capacity(rows.len()), met_in_passing: false };
         let (mut undecodable, mut behind) = (Vec::new(), Behind::default());
         for Pending { position, created_at, event, is_dead, is_suspect, key } in rows {
@@ -120,11 +179,10 @@ impl<S: Store> OutboxSource<S> {
             match event {
                 Ok(_) if behind.is_unreadable(key.as_ref()) => behind.rows.push(seq),
                 Ok((attempts, event)) => {
-                    let permit = if is_suspect { permit.take() } else { None };
-                    self.lane.holdings.hold(seq, grip, permit);
+                    self.lane.holdings.hold(seq, grip, permit.clone().filter(|_| is_suspect));
                     let bytes = event.weight();
-                    let Grip { ticket, generation, .. } = grip;
-                    let item = OutboxItem { seq, generation, created_at, event: Arc::new(event), ticket };
+                    let event = Arc::new(event);
+                    let item = OutboxItem { seq, generation, created_at, event, ticket, is_suspect };
                     held.items.push(Claimed {
                         key,
                         urgent: is_suspect,
@@ -132,18 +190,23 @@ impl<S: Store> OutboxSource<S> {
                     });
                 }
                 Err(reason) => {
+                    let lock = || if is_suspect { self.lane.started_lock(ticket) } else { self.lane.lock(ticket) };
+                    fence.get_or_insert_with(|| match is_single {
+                        true => self.table.ownership().fence(generation),
+                        false => lock(),
+                    });
                     behind.keys.extend(key);
                     undecodable.push((seq, reason));
                 }
             }
         }
-        if !undecodable.is_empty() {
-            self.bury(self.fence(grip.ticket, grip.generation), undecodable).await;
+        if let Some(fence) = fence {
+            self.bury(fence, undecodable).await;
         }
         if !behind.rows.is_empty() {
-            let locks = [self.lane.lock(grip.ticket)];
-            let released = in_time(&self.table, self.table.store().release(&locks, &behind.rows));
-            if let Err(error) = released.await {
+            let locks = [self.lane.lock(ticket), self.lane.started_lock(ticket)];
+            let leases = Leases::OfRows { locks: &locks, rows: &behind.rows };
+            if let Err(error) = in_time(&self.table, self.table.store().release(&leases)).await {
                 tracing::warn!(error = error.chain(), "rows behind an undecodable one wait for their leases");
             }
         }
@@ -165,50 +228,57 @@ impl Behind {
     }
 }
 
-/// Gives back those items that are still held.
-pub(super) async fn release<S: Store>(table: &Table<S>, lane: &Lane, items: &[&OutboxItem]) -> Result<(), StoreError> {
-    let items: Vec<&OutboxItem> = items.iter().copied().filter(|item| lane.holdings.has(item)).collect();
-    release_leases(table, lane, &items).await?;
-    let_go(table, lane, &items);
-    lane.look_from_the_beginning();
-    Ok(())
+/// A claim that is under way. Dropped before it is answered, its leases are released in the background: this process chose
+/// its locks, so it can, although it does not know which rows they hold.
+struct Unanswered<'a, S: Store> {
+    source: Option<&'a OutboxSource<S>>,
+    locks: [String; 2],
 }
 
-/// Ends the leases of items, also of those that this process has forgotten: the locks are fence enough.
-pub(super) async fn release_leases<S: Store>(
-    table: &Table<S>,
-    lane: &Lane,
-    items: &[&OutboxItem],
-) -> Result<(), StoreError> {
-    if table.mode().leases_rows() && !items.is_empty() {
-        let (locks, rows) = leases(lane, items);
-        let _one_at_a_time = lane.recording.lock().await;
-        in_time(table, table.store().release(&locks, &rows)).await?;
+impl<'a, S: Store> Unanswered<'a, S> {
+    fn new(source: Option<&'a OutboxSource<S>>, locks: [String; 2]) -> Self {
+        Self { source, locks }
     }
-    Ok(())
+
+    fn answered(mut self) {
+        self.source = None;
+    }
+}
+
+impl<S: Store> Drop for Unanswered<'_, S> {
+    fn drop(&mut self) {
+        if let Some(source) = self.source {
+            tracing::warn!(table = %source.table.store().table(), "the answer to a claim was lost: releasing what it leased");
+            let locks = Unreleased::Claims(self.locks.to_vec());
+            release_in_background(source.table.clone(), source.lane.clone(), locks);
+        }
+    }
 }
 
 /// A connection that hangs must not hold up what others could do meanwhile: whatever is cut off here is fenced, and
-/// repeated.
-async fn in_time<S: Store, T>(
+/// repeated or released.
+pub(super) async fn in_time<S: Store, T>(
     table: &Table<S>,
     statement: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<T, StoreError> {
-    let enough = (table.row_lease() / 3).max(Duration::from_secs(1));
-    match tokio::time::timeout(enough, statement).await {
+    match timeout(heartbeat::statement_timeout(table.row_lease()), statement).await {
         Ok(answer) => answer,
-        Err(late) => Err(StoreError::new("get an answer from the database", FaultKind::Passing, late)),
+        Err(late) => Err(no_answer(late)),
     }
+}
+
+/// It may have been carried out all the same.
+pub(super) fn no_answer(late: Elapsed) -> StoreError {
+    StoreError::new("get an answer from the database", FaultKind::OutcomeUnknown, late)
 }
 
 /// The locks of items and their rows, as statements about leases want them.
 fn leases(lane: &Lane, items: &[&OutboxItem]) -> (Vec<String>, Vec<i64>) {
-    let tickets: BTreeSet<u64> = items.iter().map(|item| item.ticket).collect();
     let rows: BTreeSet<i64> = items.iter().map(|item| item.seq).collect();
-    (tickets.into_iter().map(|ticket| lane.lock(ticket)).collect(), rows.into_iter().collect())
+    (lane.locks(items.iter().copied()), rows.into_iter().collect())
 }
 
-pub(super) fn let_go<S: Store>(table: &Table<S>, lane: &Lane, items: &[&OutboxItem]) {
+fn let_go<S: Store>(table: &Table<S>, lane: &Lane, items: &[&OutboxItem]) {
     let mut suspect_is_gone = false;
     for item in items {
         suspect_is_gone |= lane.holdings.let_go(item);
@@ -234,7 +304,7 @@ impl<S: Store> Source for OutboxSource<S> {
         let leases_rows = table.mode().leases_rows();
         let generation = match leases_rows {
             true => 0,
-            false => match table.ownership().hold(table.store()).await? {
+            false => match table.own().await? {
                 Owner::Us { generation } => generation,
                 Owner::Other { remaining } => return Ok(Claim { items: Vec::new(), next_due: Some(remaining) }),
             },
@@ -252,7 +322,7 @@ impl<S: Store> Source for OutboxSource<S> {
             suspects: !leases_rows || permit.is_some(),
             skip_recent: self.skip_recent,
         };
-        let taken = self.take(&mut reading, started, wanted).await;
+        let taken = self.take_and_start(&mut reading, started, wanted, ticket).await;
         let held = match taken {
             Ok((taken, next_due)) => {
                 let grip = Grip { ticket, generation, until: started + self.lease() };
@@ -279,7 +349,7 @@ impl<S: Store> Source for OutboxSource<S> {
         let settling = self.lane.holdings.settling(settlements.iter().map(|settlement| &settlement.claimed.item));
         // What was claimed under an earlier ownership is lost: another process had the table in between.
         let generation = settling.items().iter().map(|item| item.generation).max();
-        let (mut fences, mut changes) = (BTreeSet::new(), Vec::with_capacity(settlements.len()));
+        let (mut fences, mut changes) = (BTreeSet::<String>::new(), Vec::with_capacity(settlements.len()));
         let mut ours = settling.items().iter().peekable();
         let mut held = Vec::with_capacity(settlements.len());
         for settlement in settlements {
@@ -288,22 +358,19 @@ impl<S: Store> Source for OutboxSource<S> {
             let is_held = is_ours && Some(item.generation) == generation;
             held.push(is_held);
             if is_held {
-                fences.insert((item.ticket, item.generation));
+                fences.insert(self.fence(item));
                 changes.push(Change::of(item.seq, settlement.claimed.attempt, settlement.disposition));
             }
         }
         let recorded = match changes.is_empty() {
-            true => HashSet::new(),
+            true => Changed::default(),
             false => {
                 changes.sort_unstable_by_key(|change| change.seq);
-                let fences: BTreeSet<String> =
-                    fences.into_iter().map(|(ticket, generation)| self.fence(ticket, generation)).collect();
                 let fences: Vec<String> = fences.into_iter().collect();
-                let _one_at_a_time = self.lane.recording.lock().await;
                 in_time(&self.table, self.table.store().record(&fences, &changes)).await?
             }
         };
-        if settling.recorded() {
+        if settling.recorded(&recorded.locked) {
             self.table.suspect_is_gone();
         }
         if matches!(self.table.mode(), Mode::Ordered(_)) {
@@ -312,10 +379,11 @@ impl<S: Store> Source for OutboxSource<S> {
             self.lane.wakeup.wake();
         }
         let answer = settlements.iter().zip(held).map(|(settlement, is_held)| {
-            match is_held && recorded.contains(&settlement.claimed.item.seq) {
-                true => Settled::Applied,
-                false => Settled::LostLease,
+            let answer = if is_held { recorded.answer(settlement.claimed.item.seq) } else { Settled::LostLease };
+            if answer == Settled::Applied {
+                self.log_failure(settlement);
             }
+            answer
         });
         Ok(answer.collect())
     }
@@ -325,48 +393,58 @@ impl<S: Store> Source for OutboxSource<S> {
         let leases_rows = self.table.mode().leases_rows();
         let owner = match leases_rows {
             true => Owner::Us { generation: 0 },
-            false => self.table.ownership().hold(self.table.store()).await?,
+            false => self.table.own().await?,
         };
-        let mut renewed = Vec::with_capacity(held.len());
+        let mut answers = Vec::with_capacity(held.len());
         for claimed in held {
-            renewed.push(match owner {
+            let is_held = match owner {
                 Owner::Us { generation } => self.lane.holdings.extend(&claimed.item, generation, until),
                 Owner::Other { .. } => false,
-            });
+            };
+            answers.push(if is_held { Settled::Applied } else { Settled::LostLease });
         }
-        let extended = held.iter().zip(&renewed).filter(|(_, extended)| **extended);
+        let extended = held.iter().zip(&answers).filter(|(_, answer)| **answer == Settled::Applied);
         let extended: Vec<&OutboxItem> = extended.map(|(claimed, _)| &claimed.item).collect();
         if leases_rows && !extended.is_empty() {
             let (locks, rows) = leases(&self.lane, &extended);
-            let stand = {
-                let _one_at_a_time = self.lane.recording.lock().await;
-                in_time(&self.table, self.table.store().renew(&locks, &rows)).await?
-            };
-            for (claimed, renewed) in held.iter().zip(&mut renewed).filter(|(_, renewed)| **renewed) {
-                *renewed = stand.contains(&claimed.item.seq);
-                if !*renewed {
+            let renewed = in_time(&self.table, self.table.store().renew(&locks, &rows)).await?;
+            let extended = held.iter().zip(&mut answers).filter(|(_, answer)| **answer == Settled::Applied);
+            for (claimed, answer) in extended {
+                *answer = renewed.answer(claimed.item.seq);
+                if *answer == Settled::LostLease {
                     let_go(&self.table, &self.lane, &[&claimed.item]);
                 }
             }
         }
-        let answer = |renewed| if renewed { Settled::Applied } else { Settled::LostLease };
-        Ok(renewed.into_iter().map(answer).collect())
+        Ok(answers)
     }
 
     async fn release(&self, held: &[&Claimed<OutboxItem>]) -> Result<(), StoreError> {
-        let items: Vec<&OutboxItem> = held.iter().map(|claimed| &claimed.item).collect();
-        release(&self.table, &self.lane, &items).await
+        let items = held.iter().map(|claimed| &claimed.item).filter(|item| self.lane.holdings.has(item));
+        let items: Vec<&OutboxItem> = items.collect();
+        if self.table.mode().leases_rows() && !items.is_empty() {
+            let (locks, rows) = leases(&self.lane, &items);
+            let leases = Leases::OfRows { locks: &locks, rows: &rows };
+            in_time(&self.table, self.table.store().release(&leases)).await?;
+        }
+        let_go(&self.table, &self.lane, &items);
+        self.lane.look_from_the_beginning();
+        Ok(())
     }
 
     async fn close(&self) -> Result<(), StoreError> {
         match self.leave() && self.table.mode() == Mode::SingleNode {
-            true => self.table.ownership().give_up(self.table.store()).await,
+            true => self.table.disown().await,
             false => Ok(()),
         }
     }
 
     fn lease(&self) -> Duration {
         self.table.lease()
+    }
+
+    fn renews_on_own_thread(&self) -> bool {
+        self.table.store().runs_on_own_thread()
     }
 
     fn wakeup(&self) -> &Wakeup {

@@ -7,10 +7,26 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 
 use super::{Mode, Reader, TableName};
-use crate::{BoxError, Disposition, Event, Failure, FaultKind, StoreError, Wakeup};
+use crate::{BoxError, Disposition, Event, Failure, Settled, StoreError, Wakeup};
 
 /// What the payloads of one claim may bring into memory, but for one that is larger alone.
 pub const MAX_CLAIM_BYTES: usize = 16 << 20;
+
+/// How many rows that lost one lease are claimed together. A process that dies leaves as many suspects as it had in
+/// flight: one by one they would take their time.
+pub const SUSPECT_GROUP: usize = 100;
+
+/// After how many lost leases a row is assumed to crash the processes that deliver it. The first is lost among many rows,
+/// the second in a group of suspects, the others alone.
+pub const DEAD_AFTER_LOSSES: u32 = 4;
+
+/// Among how many rows that are due a lost claim is searched for. Claims take rows from the head.
+pub const FOUND_AMONG: usize = 100_000;
+
+/// The error of a row that lost so many leases.
+pub fn lease_lost_error(losses: u32) -> String {
+    format!("lease_lost: {losses} processes that claimed it did not settle it")
+}
 
 /// How much of a failure a row keeps, in characters.
 const LONGEST_ERROR: usize = 4_000;
@@ -125,7 +141,7 @@ pub trait Store: Send + Sync + 'static {
     /// Begins a transaction of the service. On databases with one writer it waits for its turn here.
     async fn begin(&self) -> Result<Self::Transaction, StoreError>;
 
-    /// An error of kind [`FaultKind::OutcomeUnknown`] means that it may have committed.
+    /// An error of kind [`OutcomeUnknown`](crate::FaultKind::OutcomeUnknown) means that it may have committed.
     async fn commit(&self, transaction: Self::Transaction) -> Result<(), StoreError>;
 
     /// Undoes it.
@@ -142,40 +158,60 @@ pub trait Store: Send + Sync + 'static {
         lock: Option<&str>,
     ) -> Result<Vec<i64>, StoreError>;
 
-    /// Which of these rows, just inserted on this connection, a commit would leave: a database may have undone them after
-    /// an error that the service did not heed. An error means that nothing can commit any more.
-    async fn standing(&self, connection: &mut Self::Connection, rows: &[i64]) -> Result<HashSet<i64>, StoreError>;
+    /// Which of these rows, inserted in the transaction of this connection, a commit would leave: a database may have undone
+    /// them after an error that the service ignored. An error means that the transaction cannot commit any more, even if
+    /// the database would answer its COMMIT with success; of kind [`OutcomeUnknown`](crate::FaultKind::OutcomeUnknown), that parts of it may have
+    /// been committed one by one.
+    async fn surviving(&self, connection: &mut Self::Connection, rows: &[i64]) -> Result<HashSet<i64>, StoreError>;
 
     /// Takes rows that are due. What that means depends on the mode:
     ///
     /// - single node: they are read, nothing is written;
     /// - multi node: they are leased (`locked_by` = the lock, `locked_at` = `now`). A row whose lease has ended, or that
-    ///   lost one before (`lease_losses` > 0), is a suspect: taken only where `suspects` allows, alone, and only when it
-    ///   is the first in the order. Taking over an ended lease adds one to `lease_losses`; the third loss makes it DEAD
-    ///   with an error that begins with `lease_lost`, and it is answered as dead;
+    ///   lost one before (`lease_losses` > 0), is a *suspect*: it may have crashed the process that held it. Suspects are
+    ///   taken only where `suspects` allows, only when the first row in the order is one, and nothing else with them: up
+    ///   to [`SUSPECT_GROUP`] rows that lost one lease together, a row that lost more alone. Taking over an ended lease
+    ///   adds one to `lease_losses` if it was the first, or if its lock ends with [`STARTED`](super::STARTED): else no
+    ///   delivery can have caused the loss. A row with [`DEAD_AFTER_LOSSES`] becomes DEAD with the error of
+    ///   [`lease_lost_error`], and is answered as dead;
     /// - ordered: as multi node, but by key, see [`choose_runs`]. Rows that were met and not chosen are *parked*: later
-    ///   calls do not meet them again until a row before them is finished, when a hundred behind it are unparked.
+    ///   calls do not meet them again until a row before them is finished, when some behind it are unparked.
     ///
-    /// All rows of a claim together weigh at most [`MAX_CLAIM_BYTES`], but for one that is larger alone.
+    /// A lease has ended when it is as old as a lease is long. A lease that began in the future by more than a tenth of
+    /// its length has ended too: the clock was set back, and nobody knows when it began.
+    ///
+    /// All rows of a claim together weigh at most [`MAX_CLAIM_BYTES`], but for one that is larger alone. An error of kind
+    /// [`OutcomeUnknown`](crate::FaultKind::OutcomeUnknown) means that rows may have been leased.
     async fn take(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError>;
 
+    /// Suspects that were just taken are about to be delivered: replaces their lock by one that ends with
+    /// [`STARTED`](super::STARTED), where they are still leased by it, and answers with those rows.
+    async fn mark_started(&self, lock: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError>;
+
     /// How long until the first pending row is due that is not left out, not leased, not parked, and no suspect where
-    /// `wanted.suspects` is false. Limit, position and lock are ignored.
+    /// `wanted.suspects` is false; or, where it is true, until the first lease ends of a row that is not left out. Limit,
+    /// position and lock are ignored.
     async fn next_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, StoreError>;
 
-    /// Carries out those changes whose fence still stands and whose row is pending, and answers with their rows. All in
-    /// one transaction. `fences` are, single node: `owner:generation` of those under which the rows were claimed;
-    /// else: the locks of the rows.
+    /// Carries out those changes whose fence still stands and whose row is pending. All in one transaction. `fences` are,
+    /// single node: `owner:generation` of those under which the rows were claimed; else: the locks of the rows.
     ///
     /// A changed row is no longer leased. DONE and DEAD set `done_at`; a wait sets `available_at` to `now` + wait; what is
     /// neither DONE nor DEAD loses its `lease_losses`, because an attempt came to its end.
-    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<HashSet<i64>, StoreError>;
+    ///
+    /// It MUST NOT wait for a row that another transaction has locked: such rows are left alone and answered as locked.
+    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<Changed, StoreError>;
 
-    /// Starts the leases of these rows anew where one of these locks still holds them; answers with those rows.
-    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<HashSet<i64>, StoreError>;
+    /// Starts the leases of these rows anew where one of these locks still holds them. It MUST NOT wait for a locked row.
+    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<Changed, StoreError>;
 
-    /// Ends the leases of these rows where one of these locks still holds them, without a trace.
-    async fn release(&self, locks: &[String], rows: &[i64]) -> Result<(), StoreError>;
+    /// Ends leases without a trace where one of the locks still holds them. Answers with the rows that are known to exist
+    /// now, released or not.
+    async fn release(&self, leases: &Leases<'_>) -> Result<HashSet<i64>, StoreError>;
+
+    /// True if statements may run on a thread and a runtime of their own, where no listener can delay them. False for a
+    /// store on the clock of a test.
+    fn runs_on_own_thread(&self) -> bool;
 
     /// Event types with something due.
     async fn pending_types(&self) -> Result<Vec<String>, StoreError>;
@@ -190,6 +226,51 @@ pub trait Store: Send + Sync + 'static {
     /// Wakes when it begins to hear, and whenever another process notifies, until the future is dropped. Where the database
     /// cannot, or no longer, it never answers; an error means that hints were lost.
     async fn listen(&self, wakeup: Wakeup) -> Result<(), StoreError>;
+}
+
+/// Which leases are to end.
+#[derive(Clone, Copy, Debug)]
+pub enum Leases<'a> {
+    /// Those of these rows.
+    OfRows {
+        /// The locks that may hold them.
+        locks: &'a [String],
+        /// Their numbers.
+        rows: &'a [i64],
+    },
+    /// Those of the rows of these events.
+    OfEvents {
+        /// The locks that may hold them.
+        locks: &'a [String],
+        /// The ids of the events.
+        ids: &'a [String],
+    },
+    /// All that these locks hold, as far as they are found among the first [`FOUND_AMONG`] rows that are due.
+    OfClaims {
+        /// The locks in question.
+        locks: &'a [String],
+    },
+}
+
+/// What became of rows that were to be changed; those that are in neither set are no longer leased by the locks that were
+/// given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changed {
+    /// They were changed.
+    pub rows: HashSet<i64>,
+    /// They are still leased by one of the locks, but another transaction has locked them: nothing was changed.
+    pub locked: HashSet<i64>,
+}
+
+impl Changed {
+    /// What became of one row.
+    pub fn answer(&self, row: i64) -> Settled {
+        match (self.rows.contains(&row), self.locked.contains(&row)) {
+            (true, _) => Settled::Applied,
+            (false, true) => Settled::Locked,
+            (false, false) => Settled::LostLease,
+        }
+    }
 }
 
 /// What a table's readers agreed on.
@@ -367,10 +448,21 @@ pub struct Met {
     pub key: Option<Arc<str>>,
     /// The last unfinished row of its key before it, whether met or not.
     pub predecessor: Option<i64>,
-    /// It lost a lease before, or does now.
-    pub is_suspect: bool,
+    /// How many leases it lost, with the one that is taken over now.
+    pub losses: u32,
     /// What its payload weighs.
     pub bytes: usize,
+}
+
+impl Met {
+    fn is_suspect(&self) -> bool {
+        self.losses > 0
+    }
+
+    /// Nothing of its key stands before it.
+    fn is_head(&self) -> bool {
+        self.key.is_none() || self.predecessor.is_none()
+    }
 }
 
 /// Which of the rows that an ordered claim met are taken, and which are parked.
@@ -387,13 +479,16 @@ pub struct Chosen {
 /// A key is taken from its head (the row before which nothing of its key is unfinished) as far as its rows follow each
 /// other among those that were met. A row whose predecessor was not taken waits for it.
 ///
-/// A suspect is taken alone, when it comes first; else neither it nor what stands behind it is taken or parked now.
+/// When the first row is a suspect and the head of its key, only suspects are taken: see [`Store::take`]. Else neither a
+/// suspect nor what stands behind it is taken or parked now.
 pub fn choose_runs(met: &[Met]) -> Chosen {
-    if let Some(first) = met.first()
-        && first.is_suspect
-        && (first.key.is_none() || first.predecessor.is_none())
-    {
-        return Chosen { taken: vec![first.position.seq], ..Chosen::default() };
+    if let Some(first) = met.first().filter(|first| first.is_suspect() && first.is_head()) {
+        let group = met.iter().filter(|row| row.losses == 1 && row.is_head()).take(SUSPECT_GROUP);
+        let taken = match first.losses {
+            1 => group.map(|row| row.position.seq).collect(),
+            _ => vec![first.position.seq],
+        };
+        return Chosen { taken, ..Chosen::default() };
     }
     let mut by_key: HashMap<&str, Vec<&Met>> = HashMap::new();
     for row in met {
@@ -408,7 +503,7 @@ pub fn choose_runs(met: &[Met]) -> Chosen {
     for row in met {
         let Some(key) = &row.key else {
             match weight >= MAX_CLAIM_BYTES {
-                _ if row.is_suspect => {}
+                _ if row.is_suspect() => {}
                 true => chosen.is_cut = true,
                 false => {
                     chosen.taken.push(row.position.seq);
@@ -420,7 +515,7 @@ pub fn choose_runs(met: &[Met]) -> Chosen {
         // The first row that is met of a key brings all of its key.
         let (mut last, mut goes_on) = (None, true);
         for row in by_key.remove(key.as_ref()).unwrap_or_default() {
-            goes_on &= !row.is_suspect && row.predecessor == last;
+            goes_on &= !row.is_suspect() && row.predecessor == last;
             if goes_on && weight >= MAX_CLAIM_BYTES {
                 chosen.is_cut = true;
                 break;
@@ -439,11 +534,6 @@ pub fn choose_runs(met: &[Met]) -> Chosen {
     chosen
 }
 
-/// The connection was cut while the commit was under way.
-pub(super) fn is_unknown(error: &StoreError) -> bool {
-    error.kind() == FaultKind::OutcomeUnknown
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -459,7 +549,7 @@ mod tests {
 
     fn met(seq: i64, key: &str, predecessor: Option<i64>) -> Met {
         let key = (!key.is_empty()).then(|| Arc::from(key));
-        Met { position: Position { due: 0, seq }, key, predecessor, is_suspect: false, bytes: 1 }
+        Met { position: Position { due: 0, seq }, key, predecessor, losses: 0, bytes: 1 }
     }
 
     #[test]
@@ -479,12 +569,25 @@ mod tests {
     }
 
     #[test]
-    fn a_suspect_is_taken_alone_and_only_first() {
+    fn a_row_that_lost_two_leases_is_taken_alone_and_only_first() {
         let mut rows = [met(1, "a", None), met(2, "a", Some(1)), met(3, "b", None)];
-        rows[0].is_suspect = true;
+        rows[0].losses = 2;
         assert_eq!(choose_runs(&rows), Chosen { taken: vec![1], ..Chosen::default() });
         rows.rotate_right(1);
         assert_eq!(choose_runs(&rows), Chosen { taken: vec![3], parked: vec![(2, 1)], is_cut: false });
+    }
+
+    #[test]
+    fn rows_that_lost_one_lease_are_taken_in_groups_and_nothing_else_with_them() {
+        let mut rows: Vec<Met> = (0..300).map(|seq| met(seq, "", None)).collect();
+        for (place, row) in rows.iter_mut().enumerate() {
+            row.losses = [1, 0, 2][place % 3];
+        }
+        let taken = choose_runs(&rows).taken;
+        assert_eq!(taken, (0..300).step_by(3).collect::<Vec<i64>>());
+        assert_eq!(taken.len(), SUSPECT_GROUP);
+        let of_one_key = [met(1, "a", None), met(2, "a", Some(1))].map(|row| Met { losses: 1, ..row });
+        assert_eq!(choose_runs(&of_one_key).taken, [1], "what stands behind a suspect waits for it");
     }
 
     #[test]

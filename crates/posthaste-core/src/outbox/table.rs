@@ -7,9 +7,9 @@ use tokio::sync::Semaphore;
 
 use super::lane::Lane;
 use super::ownership::Ownership;
-use super::{Mode, OpenError, OutboxItem, OutboxSource, Reader, Registration, Store};
+use super::{Mode, OpenError, OutboxItem, OutboxSource, Owner, Reader, Registration, Store};
 use crate::event::next_id;
-use crate::{Event, HotDoor, StoreError, Wakeup};
+use crate::{Event, FaultKind, HotDoor, StoreError, Wakeup, heartbeat};
 
 /// One outbox table and this process's part in it: what it holds, where it reads, and who is to be woken.
 pub struct Table<S: Store>(Arc<Shared<S>>);
@@ -21,7 +21,7 @@ struct Shared<S> {
     lease: Duration,
     /// In single-node mode.
     ownership: Ownership,
-    /// Where rows are leased: one row whose lease was lost before may be in flight, because it may be what kills processes.
+    /// Where rows are leased: one claim of suspects may be in flight, because one of them may be what kills processes.
     suspects: Arc<Semaphore>,
     /// By event type; the dispatcher's one lane has the empty name, which no event type can have.
     lanes: Mutex<HashMap<String, Arc<Lane>>>,
@@ -170,6 +170,35 @@ impl<S: Store> Table<S> {
 
     pub(super) fn ownership(&self) -> &Ownership {
         &self.0.ownership
+    }
+
+    /// Single node: takes or keeps the ownership of the table.
+    ///
+    /// It runs where no listener can delay it, and to its end: a caller whose thread is blocked half way must not keep
+    /// the renewer from the lock that it holds.
+    pub(super) async fn own(&self) -> Result<Owner, StoreError> {
+        match self.0.ownership.fresh() {
+            Some(generation) => Ok(Owner::Us { generation }),
+            None => self.on_own_thread(|table| async move { table.0.ownership.hold(&table.0.store).await }).await,
+        }
+    }
+
+    /// Single node: lets another process take over at once.
+    pub(super) async fn disown(&self) -> Result<(), StoreError> {
+        self.on_own_thread(|table| async move { table.0.ownership.give_up(&table.0.store).await }).await
+    }
+
+    async fn on_own_thread<T, F>(&self, task: impl FnOnce(Self) -> F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, StoreError>> + Send + 'static,
+    {
+        let task = task(self.clone());
+        if !self.0.store.runs_on_own_thread() {
+            return task.await;
+        }
+        let panicked = || StoreError::new("own the outbox", FaultKind::Passing, "the store panicked");
+        heartbeat::run(task).await.unwrap_or_else(|| Err(panicked()))
     }
 
     pub(super) fn mode(&self) -> Mode {

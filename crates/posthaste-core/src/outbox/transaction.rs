@@ -1,24 +1,29 @@
 use std::ops::{Deref, DerefMut};
+use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::task::{Context, Poll};
 
-use tokio::time::{Instant, sleep};
+use futures_util::future::BoxFuture;
+use tokio::runtime::Handle;
+use tokio::time::Instant;
 
 use super::hold::Grip;
 use super::hook::{WriterHook, shielded};
 use super::lane::Lane;
-use super::source::{let_go, release_leases};
-use super::store::is_unknown;
+use super::releaser::{Unreleased, release_in_background};
 use super::{Mode, OutboxItem, Owner, Store, Table};
-use crate::{Claimed, Event, HotDeadline, HotPermit, StoreError};
+use crate::{Claimed, Event, FaultKind, HotDeadline, HotPermit, StoreError};
 
 /// A transaction of the service in which events are written, and whose end can be seen: committed events go straight to
 /// the listeners of this process, and the writer's hooks are told.
 ///
 /// It dereferences to the database's connection: run the service's own statements on `&mut *transaction`. Dropped without
 /// a commit it is rolled back.
-pub struct Transaction<S: Store> {
-    inner: Option<S::Transaction>,
+pub struct Transaction<S: Store>(Option<Open<S>>);
+
+/// A transaction that has not ended.
+struct Open<S: Store> {
+    inner: S::Transaction,
     notes: Notes<S>,
 }
 
@@ -38,12 +43,19 @@ pub struct Notes<S: Store> {
     /// Where rows may be written as claimed.
     hot: Option<Hot>,
     handed: Vec<(Claimed<OutboxItem>, HotPermit)>,
+    /// Every row that was written.
+    rows: Vec<i64>,
     /// Something was written that has to be looked for.
     unclaimed: bool,
-    /// A write has begun and not ended.
-    is_writing: bool,
-    /// The service has had the connection since the first write: who knows what its statements came to.
-    is_touched: bool,
+    /// The events of the write that is under way.
+    writing: Option<Vec<String>>,
+    /// The events of writes that failed or were dropped half way: some of their rows may be there, and leased.
+    cut_off: Vec<String>,
+    /// The database may have rolled the transaction back because of an error that the service, or a write of ours, has met
+    /// since the last statement that succeeded.
+    is_unproven: bool,
+    /// As it was before the write that is under way.
+    was_unproven: bool,
     /// For the hook: what each write wrote.
     batches: Vec<Vec<Event>>,
     ended: bool,
@@ -75,42 +87,101 @@ impl<S: Store> Transaction<S> {
             hook,
             hot,
             handed: Vec::new(),
+            rows: Vec::new(),
             unclaimed: false,
-            is_writing: false,
-            is_touched: false,
+            writing: None,
+            cut_off: Vec::new(),
+            is_unproven: false,
+            was_unproven: false,
             batches: Vec::new(),
             ended: false,
         };
-        Ok(Self { inner: Some(inner), notes })
+        Ok(Self(Some(Open { inner, notes })))
     }
 
     /// Makes everything in it permanent. An error of kind [`OutcomeUnknown`](crate::FaultKind::OutcomeUnknown) means that the
-    /// connection was lost on the way: it may have committed, and then its events will be delivered.
+    /// connection was lost on the way: it may have committed, and then its events will be delivered. Any other error means
+    /// that it was rolled back, also if the database did so long before, because of an error that the service ignored.
+    ///
+    /// A commit that has begun is carried through even if this future is dropped.
     pub async fn commit(mut self) -> Result<(), StoreError> {
-        if let Some(inner) = &mut self.inner {
-            self.notes.keep_what_stands(inner).await?;
+        match self.0.take() {
+            Some(open) => Uncancelled::new(open.commit()).await,
+            None => Ok(()),
         }
-        if let Some(inner) = self.inner.take() {
-            let committed = self.notes.table.store().commit(inner).await;
-            self.notes.end(match &committed {
-                Ok(()) => End::Committed,
-                Err(error) if is_unknown(error) => End::Unknown,
-                Err(_) => End::RolledBack,
-            });
-            committed?;
-        }
-        Ok(())
     }
 
     /// Undoes everything in it.
     pub async fn rollback(mut self) -> Result<(), StoreError> {
-        if let Some(inner) = self.inner.take() {
-            let rolled_back = self.notes.table.store().rollback(inner).await;
-            // Without an answer the connection is gone, and the transaction with it.
-            self.notes.end(End::RolledBack);
-            rolled_back?;
+        match self.0.take() {
+            Some(open) => Uncancelled::new(open.rollback()).await,
+            None => Ok(()),
         }
-        Ok(())
+    }
+}
+
+impl<S: Store> Open<S> {
+    async fn commit(self) -> Result<(), StoreError> {
+        let Self { mut inner, mut notes } = self;
+        if let Err(error) = notes.keep_survivors(&mut inner).await {
+            // It has failed already: what rolling it back answers says nothing new.
+            let _ = notes.table.store().rollback(inner).await;
+            notes.end(End::of_error(&error));
+            return Err(error);
+        }
+        let committed = notes.table.store().commit(inner).await;
+        notes.end(match &committed {
+            Ok(()) => End::Committed,
+            Err(error) => End::of_error(error),
+        });
+        committed
+    }
+
+    async fn rollback(self) -> Result<(), StoreError> {
+        let Self { inner, mut notes } = self;
+        let rolled_back = notes.table.store().rollback(inner).await;
+        // Without an answer the connection is gone, and the transaction with it.
+        notes.end(End::RolledBack);
+        rolled_back
+    }
+}
+
+impl End {
+    fn of_error(error: &StoreError) -> Self {
+        match error.kind() {
+            FaultKind::OutcomeUnknown => Self::Unknown,
+            FaultKind::Passing | FaultKind::Lasting => Self::RolledBack,
+        }
+    }
+}
+
+/// Runs to its end even if the caller stops waiting: then the rest of it becomes a task of its own.
+struct Uncancelled<T: Send + 'static>(Option<BoxFuture<'static, T>>);
+
+impl<T: Send + 'static> Uncancelled<T> {
+    fn new(future: impl Future<Output = T> + Send + 'static) -> Self {
+        Self(Some(Box::pin(future)))
+    }
+}
+
+impl<T: Send + 'static> Future for Uncancelled<T> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<T> {
+        let Some(future) = &mut self.0 else { return Poll::Pending };
+        let polled = future.as_mut().poll(context);
+        if polled.is_ready() {
+            self.0 = None;
+        }
+        polled
+    }
+}
+
+impl<T: Send + 'static> Drop for Uncancelled<T> {
+    fn drop(&mut self) {
+        if let (Some(future), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
+            runtime.spawn(future);
+        }
     }
 }
 
@@ -120,7 +191,7 @@ async fn hot<S: Store>(table: &Table<S>) -> Option<Hot> {
     let (door, lane) = table.hot().filter(|(door, _)| door.is_open())?;
     let (until, deadline) = (Instant::now() + table.lease(), door.deadline());
     let generation = match table.mode() {
-        Mode::SingleNode => match table.ownership().hold(table.store()).await {
+        Mode::SingleNode => match table.own().await {
             Ok(Owner::Us { generation }) => generation,
             // Then they are looked for; and who cannot reach the database will hear of it when it begins.
             Ok(Owner::Other { .. }) | Err(_) => return None,
@@ -136,17 +207,16 @@ impl<S: Store> Notes<S> {
         self.table.is_same(table)
     }
 
-    /// Rows that the database has undone because of an error that nobody heeded are not handed over. In a transaction
+    /// Rows that the database has undone because of an error that the service ignored are not handed over. In a transaction
     /// that cannot commit any more, this is where it is told.
-    async fn keep_what_stands(&mut self, connection: &mut S::Connection) -> Result<(), StoreError> {
-        // As a rule the one write is the last statement, and its success shows that all is well.
-        if self.handed.is_empty() || !self.is_touched {
+    async fn keep_survivors(&mut self, connection: &mut S::Connection) -> Result<(), StoreError> {
+        // As a rule a write is the last statement, and its success shows that all is well.
+        if !self.is_unproven {
             return Ok(());
         }
-        let rows: Vec<i64> = self.handed.iter().map(|(claimed, _)| claimed.item.seq).collect();
-        let stand = self.table.store().standing(connection, &rows).await?;
-        if let Some(hot) = self.hot.as_ref().filter(|_| stand.len() < rows.len()) {
-            for (undone, _) in self.handed.extract_if(.., |(claimed, _)| !stand.contains(&claimed.item.seq)) {
+        let surviving = self.table.store().surviving(connection, &self.rows).await?;
+        if let Some(hot) = self.hot.as_ref().filter(|_| surviving.len() < self.rows.len()) {
+            for (undone, _) in self.handed.extract_if(.., |(claimed, _)| !surviving.contains(&claimed.item.seq)) {
                 hot.lane.holdings.let_go(&undone.item);
             }
         }
@@ -172,6 +242,7 @@ impl<S: Store> Notes<S> {
 
     /// A row was inserted as claimed: nobody else may claim it, from before it can be seen.
     pub(super) fn born_claimed(&mut self, seq: i64, event: &Event, permit: HotPermit) {
+        self.rows.push(seq);
         let Some(Hot { lane, grip, .. }) = &self.hot else { return };
         lane.holdings.hold(seq, *grip, None);
         let item = OutboxItem {
@@ -180,23 +251,29 @@ impl<S: Store> Notes<S> {
             created_at: chrono::Utc::now(),
             event: Arc::new(event.clone()),
             ticket: grip.ticket,
+            is_suspect: false,
         };
         self.handed.push((Claimed::new(item, 1, event.weight()), permit));
     }
 
-    pub(super) fn born_unclaimed(&mut self) {
+    pub(super) fn born_unclaimed(&mut self, seq: i64) {
+        self.rows.push(seq);
         self.unclaimed = true;
     }
 
-    pub(super) fn begin_write(&mut self) {
-        self.is_writing = true;
-        // Before the first one there is nothing that could have been undone.
-        self.is_touched &= !self.handed.is_empty();
+    /// A write of these events begins. Until it has succeeded, nobody knows what it left behind.
+    pub(super) fn begin_write(&mut self, ids: &[String]) {
+        self.cut_off.extend(self.writing.take().unwrap_or_default());
+        self.writing = Some(ids.to_vec());
+        // Before the first row there is nothing that could have been undone.
+        self.was_unproven = self.is_unproven && !self.rows.is_empty();
+        self.is_unproven = true;
     }
 
-    /// A write is through; its events are the hook's.
+    /// A write has succeeded; its events are the hook's.
     pub(super) fn end_write(&mut self, events: Vec<Event>) {
-        self.is_writing = false;
+        self.writing = None;
+        self.is_unproven = self.was_unproven;
         if self.hook.is_some() {
             self.batches.push(events);
         }
@@ -207,7 +284,8 @@ impl<S: Store> Notes<S> {
             return;
         }
         self.end_claims(end);
-        if (self.unclaimed || self.is_writing) && end != End::RolledBack {
+        self.end_cut_off(end);
+        if self.unclaimed && end != End::RolledBack {
             self.table.committed();
         }
         let Some(hook) = &self.hook else { return };
@@ -235,38 +313,45 @@ impl<S: Store> Notes<S> {
                 return;
             }
         };
-        let (table, lane) = (self.table.clone(), hot.lane.clone());
-        match tokio::runtime::Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn(give_back(table, lane, given_back))),
-            Err(_) => tracing::warn!("a transaction ended outside of the runtime: its events wait for their leases"),
+        let items = given_back.into_iter().map(|claimed| claimed.item).collect();
+        release_in_background(self.table.clone(), hot.lane.clone(), Unreleased::Items(items));
+    }
+
+    /// Rows of writes that were cut off may be there, leased by the lock of this transaction and known to nobody.
+    fn end_cut_off(&mut self, end: End) {
+        self.cut_off.extend(self.writing.take().unwrap_or_default());
+        let ids = std::mem::take(&mut self.cut_off);
+        if ids.is_empty() || end == End::RolledBack {
+            return;
         }
+        if let (Some(lock), Some(hot)) = (self.lock(), &self.hot) {
+            let events = Unreleased::Events { lock, ids, is_committed: end == End::Committed };
+            release_in_background(self.table.clone(), hot.lane.clone(), events);
+        }
+        self.table.committed();
     }
 }
 
-/// Others may have these. Repeated until it ran, or until their leases have ended anyway.
-async fn give_back<S: Store>(table: Table<S>, lane: Arc<Lane>, items: Vec<Claimed<OutboxItem>>) {
-    let items: Vec<&OutboxItem> = items.iter().map(|claimed| &claimed.item).collect();
-    let until = Instant::now() + table.row_lease();
-    let mut pause = Duration::from_millis(20);
-    while let Err(error) = release_leases(&table, &lane, &items).await {
-        tracing::warn!(error = error.chain(), "events are not given back yet; trying again");
-        if Instant::now() >= until {
-            return;
-        }
-        sleep(pause).await;
-        pause = (pause * 2).min(Duration::from_secs(1));
+impl<S: Store> Drop for Notes<S> {
+    /// A commit that was dropped half way may have happened.
+    fn drop(&mut self) {
+        self.end(End::Unknown);
     }
-    let_go(&table, &lane, &items);
-    table.committed();
+}
+
+impl<S: Store> Transaction<S> {
+    fn open(&mut self) -> &mut Open<S> {
+        match &mut self.0 {
+            Some(open) => open,
+            None => unreachable!("only commit and rollback take it, and they take all"),
+        }
+    }
 }
 
 impl<S: Store> InTransaction<S> for Transaction<S> {
     fn parts(&mut self) -> (&mut S::Connection, Option<&mut Notes<S>>) {
-        let Self { inner, notes } = self;
-        match inner {
-            Some(inner) => (&mut **inner, Some(notes)),
-            None => unreachable!("only commit and rollback take it, and they take all"),
-        }
+        let Open { inner, notes } = self.open();
+        (&mut **inner, Some(notes))
     }
 }
 
@@ -274,8 +359,8 @@ impl<S: Store> Deref for Transaction<S> {
     type Target = S::Connection;
 
     fn deref(&self) -> &S::Connection {
-        match &self.inner {
-            Some(inner) => inner,
+        match &self.0 {
+            Some(open) => &open.inner,
             None => unreachable!("only commit and rollback take it, and they take all"),
         }
     }
@@ -283,15 +368,16 @@ impl<S: Store> Deref for Transaction<S> {
 
 impl<S: Store> DerefMut for Transaction<S> {
     fn deref_mut(&mut self) -> &mut S::Connection {
-        self.notes.is_touched = true;
-        self.parts().0
+        let Open { inner, notes } = self.open();
+        notes.is_unproven = true;
+        inner
     }
 }
 
 impl<S: Store> Drop for Transaction<S> {
     fn drop(&mut self) {
-        // A commit that was dropped half way may have happened.
-        let end = if self.inner.is_some() { End::RolledBack } else { End::Unknown };
-        self.notes.end(end);
+        if let Some(mut open) = self.0.take() {
+            open.notes.end(End::RolledBack);
+        }
     }
 }

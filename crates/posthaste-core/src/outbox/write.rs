@@ -43,7 +43,7 @@ pub(super) async fn write_all<S: Store>(
     let (connection, notes) = transaction.parts();
     // A transaction that another outbox began is to this one like any other of the service.
     let notes = notes.filter(|notes| notes.is_of(table));
-    let ids = events.iter().map(|event| event.id().to_owned()).collect();
+    let ids: Vec<String> = events.iter().map(|event| event.id().to_owned()).collect();
     match notes {
         None => {
             let all: Vec<&Event> = events.iter().collect();
@@ -56,8 +56,7 @@ pub(super) async fn write_all<S: Store>(
         Some(notes) => {
             let mut permits: Vec<_> = events.iter().map(|event| notes.permit(event)).collect();
             let lock = notes.lock();
-            // Whoever drops this half way and commits all the same has written something that is to be looked for.
-            notes.begin_write();
+            notes.begin_write(&ids);
             let mut from = 0;
             // Numbers follow the order of the events, so claimed and unclaimed ones go in as they alternate.
             while from < events.len() {
@@ -69,7 +68,7 @@ pub(super) async fn write_all<S: Store>(
                 for ((seq, event), permit) in rows.into_iter().zip(part).zip(&mut permits[from..]) {
                     match permit.take() {
                         Some(permit) => notes.born_claimed(seq, event, permit),
-                        None => notes.born_unclaimed(),
+                        None => notes.born_unclaimed(seq),
                     }
                 }
                 from += count;

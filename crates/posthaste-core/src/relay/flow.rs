@@ -6,11 +6,12 @@ use std::time::Duration;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 use tokio::time::Instant;
 
-use super::claimer::worth_renewing;
+use super::backpressure::Backpressure;
 use super::held::{Held, RelayClock};
 use super::hot::Entrance;
 use super::meters::Meters;
 use super::queue::{Queue, Run};
+use super::renewer::worth_renewing;
 use super::{LONGEST_WAIT, RelayOptions};
 use crate::sink::Reporter;
 use crate::{Claimed, Delivery, Disposition, Outcome, Source, decide};
@@ -37,8 +38,7 @@ pub(super) struct Flow<S: Source> {
     pub(super) due_moved: Notify,
     next_due: Mutex<Option<Instant>>,
     next_ticket: AtomicU64,
-    /// The store failed to record outcomes: nothing more is claimed until it has.
-    pub(super) troubled: AtomicBool,
+    pub(super) backpressure: Backpressure,
     closed: AtomicBool,
     /// How many hot items may be held at once.
     pub(super) hot_capacity: AtomicUsize,
@@ -58,6 +58,8 @@ pub(super) struct Decided<T> {
     pub(super) held: Arc<Held<T>>,
     pub(super) disposition: Disposition,
     pub(super) took: Duration,
+    /// How often the store did not take it.
+    pub(super) refusals: u32,
 }
 
 /// What waits to be recorded.
@@ -70,14 +72,13 @@ impl<T> Pile<T> {
     fn new() -> Self {
         Self { decided: Vec::new(), released: Vec::new() }
     }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.decided.is_empty() && self.released.is_empty()
-    }
 }
 
 impl<S: Source> Flow<S> {
     pub(super) fn new(name: String, source: Arc<S>, options: RelayOptions) -> Self {
+        // Two batches keep the settler busy: one is being recorded while the next one gathers.
+        let on_their_way = options.workers.max(1) * options.chunk.max(1);
+        let backpressure = Backpressure::new(options.settle_batch.max(1) * 2 + on_their_way);
         Self {
             meters: Meters::new(&options.metrics_prefix, &name),
             name,
@@ -94,7 +95,7 @@ impl<S: Source> Flow<S> {
             due_moved: Notify::new(),
             next_due: Mutex::new(None),
             next_ticket: AtomicU64::new(1),
-            troubled: AtomicBool::new(false),
+            backpressure,
             closed: AtomicBool::new(false),
             hot_capacity: AtomicUsize::new(usize::MAX),
         }
@@ -149,6 +150,19 @@ impl<S: Source> Flow<S> {
     /// From now on nothing hot is taken in.
     pub(super) fn refuse_hot(&self) {
         self.lock_held().open_to_hot = false;
+    }
+
+    /// Waits until new deliveries may start, then takes at most one chunk of runs from the queue.
+    pub(super) async fn next_runs(&self) -> Vec<Run<S::Item>> {
+        loop {
+            let runs = self.queue.pop(self.options.chunk).await;
+            if self.backpressure.allows_start(self.clock.now()) {
+                return runs;
+            }
+            // The queue keeps them meanwhile, so that a stop finds them there.
+            self.queue.put_back(runs);
+            self.backpressure.eased(|| self.clock.now()).await;
+        }
     }
 
     /// Turns the heads of runs into deliveries. What is past its lease is dropped instead: somebody else may have it.
@@ -236,6 +250,7 @@ impl<S: Source> Flow<S> {
         }
         self.meters.level(table.items.len(), self.queue.depths());
         drop(table);
+        self.meters.unsettled(self.backpressure.unsettled());
         self.freed.notify_waiters();
     }
 
@@ -263,6 +278,7 @@ impl<S: Source> Flow<S> {
         table.bytes = 0;
         table.hot = 0;
         self.meters.level(0, (0, 0));
+        self.meters.unsettled(0);
         table.items.drain().map(|(_, held)| held).collect()
     }
 
@@ -363,8 +379,9 @@ impl<S: Source> Reporter<S::Item> for Flow<S> {
         if is_urgent {
             self.urgent.store(true, Ordering::Release);
         }
+        self.backpressure.add_unsettled();
         let mut pile = self.lock_pile();
-        pile.decided.push(Decided { held, disposition, took });
+        pile.decided.push(Decided { held, disposition, took, refusals: 0 });
         let enough = pile.decided.len() == 1 || pile.decided.len() >= self.enough() || is_urgent;
         if !rest.is_empty() && !goes_on {
             pile.released.extend(rest.iter().cloned());

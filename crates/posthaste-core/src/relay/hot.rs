@@ -3,8 +3,8 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::claimer::deadline;
 use super::meters::Meters;
+use super::renewer::deadline;
 use crate::Claimed;
 
 /// Where items come into a relay that were claimed by who made them, so that nobody has to look for them.

@@ -14,10 +14,14 @@ pub(super) struct Meters {
     dead: Counter,
     deferred: Counter,
     lost: Counter,
+    refused: Counter,
     in_flight: Gauge,
+    unsettled: Gauge,
     hot_depth: Gauge,
     cold_depth: Gauge,
     duration: Histogram,
+    prefix: String,
+    relay: String,
 }
 
 impl Meters {
@@ -35,10 +39,14 @@ impl Meters {
             dead: counter("dispatch_dead_total"),
             deferred: counter("dispatch_deferred_total"),
             lost: counter("lost_leases_total"),
+            refused: counter("settle_refused_total"),
             in_flight: gauge("in_flight"),
+            unsettled: gauge("unsettled"),
             hot_depth: gauge("queue_hot_depth"),
             cold_depth: gauge("queue_cold_depth"),
             duration: metrics::histogram!(duration, "relay" => relay.to_owned()),
+            prefix: prefix.to_owned(),
+            relay: relay.to_owned(),
         }
     }
 
@@ -64,12 +72,27 @@ impl Meters {
         self.cold_depth.set(cold as f64);
     }
 
+    /// Counted by name when it happens: no healthy relay has this metric.
+    pub(super) fn panicked(&self, task: &'static str) {
+        let name = format!("{}_task_panics_total", self.prefix);
+        metrics::counter!(name, "relay" => self.relay.clone(), "task" => task).increment(1);
+    }
+
+    pub(super) fn refused(&self) {
+        self.refused.increment(1);
+    }
+
+    pub(super) fn unsettled(&self, count: usize) {
+        self.unsettled.set(count as f64);
+    }
+
     pub(super) fn lost(&self, count: usize) {
         self.lost.increment(count as u64);
     }
 
     pub(super) fn settled(&self, disposition: &Disposition, settled: Settled, took: Duration) {
         let counter = match (settled, disposition) {
+            (Settled::Locked, _) => return,
             (Settled::LostLease, _) => &self.lost,
             (_, Disposition::Done) => &self.success,
             (_, Disposition::Retry { failure: None, .. }) => &self.deferred,

@@ -65,6 +65,19 @@ impl<T> Queue<T> {
         self.ready.notify_one();
     }
 
+    /// Gives back runs that were popped and cannot be started yet, to the front and in their order.
+    pub(super) fn put_back(&self, runs: Vec<Run<T>>) {
+        let mut waiting = self.lock();
+        for run in runs.into_iter().rev() {
+            match run.front().is_some_and(|head| head.is_hot()) {
+                true => waiting.hot.push_front(run),
+                false => waiting.cold.push_front(run),
+            }
+        }
+        drop(waiting);
+        self.ready.notify_one();
+    }
+
     /// Waits until there is something, then takes at most `limit` runs.
     pub(super) async fn pop(&self, limit: usize) -> Vec<Run<T>> {
         loop {

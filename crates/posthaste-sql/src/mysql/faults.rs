@@ -1,6 +1,8 @@
 use posthaste_core::{FaultKind, StoreError};
 use sqlx::mysql::MySqlDatabaseError;
 
+use crate::session::Failed;
+
 /// Classes of SQLSTATE that say nothing about the statement: connection, transaction (deadlock).
 const PASSING: [&str; 2] = ["08", "40"];
 /// Most have no class of their own. Resources: disk, memory, connections. A lock was not to be had in time, or the row
@@ -46,7 +48,10 @@ pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError
             (_, Some(number)) if ALSO_PASSING.contains(&number) => FaultKind::Passing,
             _ => FaultKind::Lasting,
         },
-        sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => FaultKind::Passing,
+        // The last is a connection on which somebody was cut off half way: the next one is another.
+        sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Protocol(_) => {
+            FaultKind::Passing
+        }
         _ => FaultKind::Lasting,
     };
     StoreError::new(doing, kind, error)
@@ -65,6 +70,19 @@ pub(super) fn commit_error(doing: &'static str, error: sqlx::Error) -> StoreErro
         true => store_error(doing, error),
         false => StoreError::new(doing, FaultKind::OutcomeUnknown, error),
     }
+}
+
+/// What a failed transaction of a session means.
+pub(super) fn session_error(doing: &'static str, failed: Failed) -> StoreError {
+    match failed {
+        Failed::Statement(error) => store_error(doing, error),
+        Failed::Commit(error) => commit_error(doing, error),
+    }
+}
+
+/// Another transaction has locked a row.
+pub(super) fn is_lock_timeout(error: &sqlx::Error) -> bool {
+    number(error) == Some(1205)
 }
 
 /// What the server calls the error.

@@ -3,22 +3,24 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::outbox::{
-    Change, DeadFilter, DeadHead, InTransaction, Mode, Notes, OpenError, OutboxRow, Owner, Pool, Purge, Reader,
-    Registration, Store, TableName, Taken, Upkeep, Wanted,
+    Change, Changed, DeadFilter, DeadHead, InTransaction, Leases, Mode, Notes, OpenError, OutboxRow, Owner, Pool,
+    Purge, Reader, Registration, Store, TableName, Taken, Upkeep, Wanted,
 };
 use posthaste_core::{Event, FaultKind, StoreError, Wakeup};
 use sqlx::migrate::Migrator;
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, MySqlPool, Transaction};
 
 use super::clock::NOW;
-use super::faults::{commit_error, number, store_error};
+use super::faults::{commit_error, number, session_error, store_error};
 use super::migrations;
 use crate::begin::begin;
 use crate::migrations::{bring_up, newest};
 use crate::outbox::Patrol;
+use crate::session::Session;
 
 mod claim;
 mod insert;
+mod lease;
 mod owner;
 #[cfg(test)]
 mod plans;
@@ -30,16 +32,27 @@ mod upkeep;
 /// that the service's writers insert into, and each statement sees what was committed before it.
 const BEGIN: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION";
 
+/// The same on a connection of our own. A statement that meets a locked row gives up soon, because then it is repeated
+/// without the rows that are locked.
+const BEGIN_OWN: &str =
+    "SET innodb_lock_wait_timeout = 1; SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION";
+
 /// Rows by their numbers, in the order of a bound list, which is a JSON array. Read in this order by every planner, so
 /// who lists numbers in ascending order locks rows in that order, and no index but that of the numbers is ever locked:
 /// nobody waits for another in a circle.
 const ROWS: &str = "JSON_TABLE(?, '$[*]' COLUMNS (id BIGINT PATH '$')) AS wanted
      STRAIGHT_JOIN {table} FORCE INDEX (PRIMARY) ON seq = wanted.id";
 
-/// An outbox table on MySQL or MariaDB. It lies in the service's own database and is reached through the service's own
-/// pool.
+/// An outbox table on MySQL or MariaDB. It lies in the service's own database.
+///
+/// The service's transactions and what operators ask run on the service's pool. Claims, settlements and renewals have a
+/// connection each of their own, opened with the pool's options: the service cannot take them away.
 pub struct OutboxStore {
     pool: MySqlPool,
+    claims: Session<MySql>,
+    settlements: Session<MySql>,
+    /// Used on the thread of renewals only.
+    renewals: Session<MySql>,
     table: TableName,
     mode: Mode,
     patrol: Patrol,
@@ -58,7 +71,8 @@ impl Pool<OutboxStore> for MySqlPool {
         if matches!(mode, Mode::Ordered(_)) {
             migrate(self, &table, &migrations::ordered(&table)).await?;
         }
-        Ok(OutboxStore { pool: self.clone(), table, mode, patrol: Patrol::new() })
+        let [claims, settlements, renewals] = [(); 3].map(|()| Session::beside(self));
+        Ok(OutboxStore { pool: self.clone(), claims, settlements, renewals, table, mode, patrol: Patrol::new() })
     }
 }
 
@@ -110,7 +124,7 @@ impl OutboxStore {
         AssertSqlSafe(fill(template, &self.table, self.mode))
     }
 
-    /// A transaction of our own.
+    /// A transaction for an operator, on a connection of the service's pool.
     async fn transaction(&self) -> Result<Transaction<'static, MySql>, sqlx::Error> {
         begin(&self.pool, Some(BEGIN)).await
     }
@@ -156,11 +170,13 @@ impl Store for OutboxStore {
     }
 
     async fn own(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
-        self.take_ownership(owner, lease).await.map_err(|error| store_error("take the ownership of the outbox", error))
+        self.take_ownership(owner, lease)
+            .await
+            .map_err(|error| session_error("take the ownership of the outbox", error))
     }
 
     async fn disown(&self, owner: &str) -> Result<(), StoreError> {
-        self.end_ownership(owner).await.map_err(|error| store_error("give up the ownership of the outbox", error))
+        self.end_ownership(owner).await.map_err(|error| session_error("give up the ownership of the outbox", error))
     }
 
     async fn begin(&self) -> Result<Self::Transaction, StoreError> {
@@ -186,10 +202,20 @@ impl Store for OutboxStore {
         self.insert_all(connection, events, lock).await.map_err(|error| store_error(DOING, error))
     }
 
-    async fn standing(&self, connection: &mut MySqlConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
-        let standing = sqlx::query_scalar(self.sql(insert::STANDING)).bind(list(rows)).fetch_all(connection).await;
-        let standing: Vec<i64> = standing.map_err(|error| store_error("commit a transaction", error))?;
-        Ok(standing.into_iter().collect())
+    async fn surviving(&self, connection: &mut MySqlConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        const DOING: &str = "commit a transaction";
+        if rows.is_empty() {
+            return Ok(HashSet::new());
+        }
+        let failed = |error| store_error(DOING, error);
+        let surviving = sqlx::query_scalar(self.sql(insert::SURVIVING)).bind(list(rows)).fetch_all(&mut *connection);
+        let surviving: HashSet<i64> = surviving.await.map_err(failed)?.into_iter().collect();
+        // After a deadlock the server has rolled everything back, and carries out what follows statement by statement.
+        if surviving.len() < rows.len() && !insert::is_in_transaction(connection).await.map_err(failed)? {
+            let reason = "the database rolled it back after an error that was ignored";
+            return Err(StoreError::new(DOING, FaultKind::OutcomeUnknown, reason));
+        }
+        Ok(surviving)
     }
 
     async fn take(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
@@ -198,28 +224,36 @@ impl Store for OutboxStore {
             Mode::Ordered(_) => self.lease_runs(wanted).await,
             Mode::SingleNode | Mode::WriterOnly => self.read_due(wanted).await,
         };
-        taken.map_err(|error| store_error("claim from the outbox", error))
+        taken.map_err(|error| session_error("claim from the outbox", error))
+    }
+
+    async fn mark_started(&self, lock: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        let marked = self.start_suspects(lock, started, rows).await;
+        marked.map_err(|error| session_error("claim from the outbox", error))
     }
 
     async fn next_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, StoreError> {
-        self.first_due(wanted).await.map_err(|error| store_error("claim from the outbox", error))
+        self.first_due(wanted).await.map_err(|error| session_error("claim from the outbox", error))
     }
 
-    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<HashSet<i64>, StoreError> {
-        self.change(fences, changes).await.map_err(|error| store_error("settle in the outbox", error))
+    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<Changed, StoreError> {
+        self.change(fences, changes).await.map_err(|error| session_error("settle in the outbox", error))
     }
 
-    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
-        self.change_leases(settle::RENEW, locks, rows).await.map_err(|error| store_error("renew leases", error))
+    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<Changed, StoreError> {
+        self.renew_leases(locks, rows).await.map_err(|error| session_error("renew leases", error))
     }
 
-    async fn release(&self, locks: &[String], rows: &[i64]) -> Result<(), StoreError> {
-        let released = self.change_leases(settle::RELEASE, locks, rows).await;
-        released.map(|_| ()).map_err(|error| store_error("release leases", error))
+    async fn release(&self, leases: &Leases<'_>) -> Result<HashSet<i64>, StoreError> {
+        self.release_leases(leases).await.map_err(|error| session_error("release leases", error))
+    }
+
+    fn runs_on_own_thread(&self) -> bool {
+        true
     }
 
     async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
-        self.due_types().await.map_err(|error| store_error("list the pending event types of the outbox", error))
+        self.due_types().await.map_err(|error| session_error("list the pending event types of the outbox", error))
     }
 
     fn tells_others(&self) -> bool {

@@ -1,5 +1,7 @@
 use posthaste_core::{FaultKind, StoreError};
 
+use crate::session::Failed;
+
 /// Classes of SQLSTATE that say nothing about the statement: connection, transaction (deadlock), resources, operator
 /// (shutdown, cancelled), system.
 const PASSING: [&str; 5] = ["08", "40", "53", "57", "58"];
@@ -14,7 +16,10 @@ pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError
             Some(code) if ALSO_PASSING.contains(&&*code) => FaultKind::Passing,
             _ => FaultKind::Lasting,
         },
-        sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => FaultKind::Passing,
+        // The last is a connection on which somebody was cut off half way: the next one is another.
+        sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Protocol(_) => {
+            FaultKind::Passing
+        }
         _ => FaultKind::Lasting,
     };
     StoreError::new(doing, kind, error)
@@ -33,4 +38,17 @@ pub(super) fn commit_error(doing: &'static str, error: sqlx::Error) -> StoreErro
         true => store_error(doing, error),
         false => StoreError::new(doing, FaultKind::OutcomeUnknown, error),
     }
+}
+
+/// What a failed transaction of a session means.
+pub(super) fn session_error(doing: &'static str, failed: Failed) -> StoreError {
+    match failed {
+        Failed::Statement(error) => store_error(doing, error),
+        Failed::Commit(error) => commit_error(doing, error),
+    }
+}
+
+/// Another transaction has locked a row.
+pub(super) fn is_lock_timeout(error: &sqlx::Error) -> bool {
+    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "55P03")
 }

@@ -3,8 +3,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::outbox::{
-    Change, DeadFilter, DeadHead, InTransaction, Mode, Notes, OpenError, OutboxRow, Owner, Pool, Purge, Reader,
-    Registration, Store, TableName, Taken, Upkeep, Wanted,
+    Change, Changed, DeadFilter, DeadHead, InTransaction, Leases, Mode, Notes, OpenError, OutboxRow, Owner, Pool,
+    Purge, Reader, Registration, Store, TableName, Taken, Upkeep, Wanted,
 };
 use posthaste_core::{Event, StoreError, Wakeup};
 use sqlx::migrate::Migrator;
@@ -12,14 +12,16 @@ use sqlx::postgres::{PgListener, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, Transaction};
 
 use super::clock::NOW;
-use super::faults::{commit_error, store_error};
+use super::faults::{commit_error, session_error, store_error};
 use super::migrations;
 use crate::begin::begin;
 use crate::migrations::bring_up;
 use crate::outbox::Patrol;
+use crate::session::Session;
 
 mod claim;
 mod insert;
+mod lease;
 mod owner;
 #[cfg(test)]
 mod plans;
@@ -27,9 +29,16 @@ mod rows;
 mod settle;
 mod upkeep;
 
-/// An outbox table on PostgreSQL. It lies in the service's own database and is reached through the service's own pool.
+/// An outbox table on PostgreSQL. It lies in the service's own database.
+///
+/// The service's transactions and what operators ask run on the service's pool. Claims, settlements and renewals have a
+/// connection each of their own, opened with the pool's options: the service cannot take them away.
 pub struct OutboxStore {
     pool: PgPool,
+    claims: Session<Postgres>,
+    settlements: Session<Postgres>,
+    /// Used on the thread of renewals only.
+    renewals: Session<Postgres>,
     table: TableName,
     mode: Mode,
     patrol: Patrol,
@@ -48,7 +57,8 @@ impl Pool<OutboxStore> for PgPool {
         if matches!(mode, Mode::Ordered(_)) {
             migrate(self, &table, &migrations::ordered(&table)).await?;
         }
-        Ok(OutboxStore { pool: self.clone(), table, mode, patrol: Patrol::new() })
+        let [claims, settlements, renewals] = [(); 3].map(|()| Session::beside(self));
+        Ok(OutboxStore { pool: self.clone(), claims, settlements, renewals, table, mode, patrol: Patrol::new() })
     }
 }
 
@@ -107,11 +117,13 @@ impl Store for OutboxStore {
     }
 
     async fn own(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
-        self.take_ownership(owner, lease).await.map_err(|error| store_error("take the ownership of the outbox", error))
+        self.take_ownership(owner, lease)
+            .await
+            .map_err(|error| session_error("take the ownership of the outbox", error))
     }
 
     async fn disown(&self, owner: &str) -> Result<(), StoreError> {
-        self.end_ownership(owner).await.map_err(|error| store_error("give up the ownership of the outbox", error))
+        self.end_ownership(owner).await.map_err(|error| session_error("give up the ownership of the outbox", error))
     }
 
     async fn begin(&self) -> Result<Self::Transaction, StoreError> {
@@ -135,7 +147,7 @@ impl Store for OutboxStore {
         self.insert_all(connection, events, lock).await.map_err(|error| store_error("write to the outbox", error))
     }
 
-    async fn standing(&self, connection: &mut PgConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+    async fn surviving(&self, connection: &mut PgConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
         // PostgreSQL answers the COMMIT of a transaction in which a statement has failed as if it were well; any other
         // statement is refused in it. To look for the rows themselves would cost a transaction half its time.
         let look = sqlx::query("SELECT 1").execute(connection).await;
@@ -149,28 +161,36 @@ impl Store for OutboxStore {
             Mode::Ordered(_) => self.lease_runs(wanted).await,
             Mode::SingleNode | Mode::WriterOnly => self.read_due(wanted).await,
         };
-        taken.map_err(|error| store_error("claim from the outbox", error))
+        taken.map_err(|error| session_error("claim from the outbox", error))
+    }
+
+    async fn mark_started(&self, lock: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        let marked = self.start_suspects(lock, started, rows).await;
+        marked.map_err(|error| session_error("claim from the outbox", error))
     }
 
     async fn next_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, StoreError> {
-        self.first_due(wanted).await.map_err(|error| store_error("claim from the outbox", error))
+        self.first_due(wanted).await.map_err(|error| session_error("claim from the outbox", error))
     }
 
-    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<HashSet<i64>, StoreError> {
-        self.change(fences, changes).await.map_err(|error| store_error("settle in the outbox", error))
+    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<Changed, StoreError> {
+        self.change(fences, changes).await.map_err(|error| session_error("settle in the outbox", error))
     }
 
-    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
-        self.change_leases(settle::RENEW, locks, rows).await.map_err(|error| store_error("renew leases", error))
+    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<Changed, StoreError> {
+        self.renew_leases(locks, rows).await.map_err(|error| session_error("renew leases", error))
     }
 
-    async fn release(&self, locks: &[String], rows: &[i64]) -> Result<(), StoreError> {
-        let released = self.change_leases(settle::RELEASE, locks, rows).await;
-        released.map(|_| ()).map_err(|error| store_error("release leases", error))
+    async fn release(&self, leases: &Leases<'_>) -> Result<HashSet<i64>, StoreError> {
+        self.release_leases(leases).await.map_err(|error| session_error("release leases", error))
+    }
+
+    fn runs_on_own_thread(&self) -> bool {
+        true
     }
 
     async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
-        self.due_types().await.map_err(|error| store_error("list the pending event types of the outbox", error))
+        self.due_types().await.map_err(|error| session_error("list the pending event types of the outbox", error))
     }
 
     fn tells_others(&self) -> bool {

@@ -167,6 +167,7 @@ impl Source for Letters {
             match renewed {
                 Settled::Applied => self.0.in_flight.extend(&claimed.item, started + self.0.lease),
                 Settled::LostLease => self.0.in_flight.remove([&claimed.item]),
+                Settled::Locked => {}
             }
         }
         Ok(renewed)
@@ -203,6 +204,11 @@ impl Source for Letters {
         close.await?;
         self.0.in_flight.clear();
         Ok(())
+    }
+
+    /// No code of a user runs in its sink.
+    fn renews_on_own_thread(&self) -> bool {
+        false
     }
 
     fn lease(&self) -> Duration {

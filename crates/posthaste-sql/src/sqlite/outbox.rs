@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::outbox::{
-    Change, DeadFilter, DeadHead, InTransaction, Mode, Notes, OpenError, OutboxRow, Owner, Pool, Purge, Reader,
-    Registration, Store, TableName, Taken, Upkeep, Wanted,
+    Change, Changed, DeadFilter, DeadHead, InTransaction, Leases, Mode, Notes, OpenError, OutboxRow, Owner, Pool,
+    Purge, Reader, Registration, Store, TableName, Taken, Upkeep, Wanted,
 };
 use posthaste_core::{Event, FaultKind, StoreError, Wakeup};
 use serde::Serialize;
@@ -20,6 +20,7 @@ use crate::outbox::Patrol;
 
 mod claim;
 mod insert;
+mod lease;
 mod nameless;
 mod owner;
 #[cfg(test)]
@@ -185,7 +186,7 @@ impl Store for OutboxStore {
     }
 
     /// SQLite refuses the COMMIT of what it has rolled back itself, and says so.
-    async fn standing(&self, _: &mut SqliteConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+    async fn surviving(&self, _: &mut SqliteConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
         Ok(rows.iter().copied().collect())
     }
 
@@ -200,16 +201,31 @@ impl Store for OutboxStore {
         self.first_due(wanted).await.map_err(|error| store_error("claim from the outbox", error))
     }
 
-    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<HashSet<i64>, StoreError> {
+    async fn mark_started(&self, lock: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        const DOING: &str = "claim from the outbox";
+        let failed = |error| store_error(DOING, error);
+        let binds = vec![json(&[lock]).map_err(failed)?, json(rows).map_err(failed)?, started.to_owned()];
+        self.change_leases(DOING, lease::MARK_STARTED.to_owned(), binds).await
+    }
+
+    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<Changed, StoreError> {
         self.change(fences, changes).await
     }
 
-    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
-        self.change_leases("renew leases", settle::RENEW, locks, rows).await
+    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<Changed, StoreError> {
+        const DOING: &str = "renew leases";
+        let failed = |error| store_error(DOING, error);
+        let binds = vec![json(locks).map_err(failed)?, json(rows).map_err(failed)?];
+        let rows = self.change_leases(DOING, lease::RENEW.to_owned(), binds).await?;
+        Ok(Changed { rows, locked: HashSet::new() })
     }
 
-    async fn release(&self, locks: &[String], rows: &[i64]) -> Result<(), StoreError> {
-        self.change_leases("release leases", settle::RELEASE, locks, rows).await.map(|_| ())
+    async fn release(&self, leases: &Leases<'_>) -> Result<HashSet<i64>, StoreError> {
+        self.release_leases(leases).await
+    }
+
+    fn runs_on_own_thread(&self) -> bool {
+        true
     }
 
     /// Rows whose type is no text in UTF-8 go dead on the way: no channel could ever claim them.

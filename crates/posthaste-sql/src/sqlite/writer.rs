@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use posthaste_core::heartbeat;
 use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{ConnectOptions, Connection};
@@ -70,7 +71,8 @@ impl Writer {
         let connection = connect(options).await?;
         let turn = Turn::of(options.get_filename());
         let (queue, requests) = mpsc::channel(4 * GROUP);
-        tokio::spawn(serve(connection, turn.clone(), requests));
+        // Renewals are writes, too: they go on while listeners block every thread of the service's runtime.
+        heartbeat::runtime().spawn(serve(connection, turn.clone(), requests));
         Ok((Self { queue }, turn))
     }
 

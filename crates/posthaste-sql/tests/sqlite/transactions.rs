@@ -137,7 +137,7 @@ async fn a_transaction_that_is_kept_for_too_long_fails_what_waits_and_nothing_el
     let error = store.record(&fences, std::slice::from_ref(&done)).await.unwrap_err();
     assert_eq!(error.kind(), FaultKind::Passing, "{}", error.chain());
     store.commit(kept).await.unwrap();
-    assert_eq!(store.record(&fences, &[done]).await.unwrap().len(), 1);
+    assert_eq!(store.record(&fences, &[done]).await.unwrap().rows.len(), 1);
 }
 
 #[tokio::test]

@@ -3,14 +3,15 @@ use std::ops::Bound;
 
 use posthaste_core::Event;
 use posthaste_core::outbox::{
-    DeadHead, MAX_CLAIM_BYTES, Met, Mode, OutboxStatus, Pending, Position, Taken, Wanted, choose_runs,
+    DEAD_AFTER_LOSSES, DeadHead, MAX_CLAIM_BYTES, Met, Mode, OutboxStatus, Pending, Position, STARTED, SUSPECT_GROUP,
+    Taken, Wanted, choose_runs, lease_lost_error,
 };
 
 use super::table::{MemoryTable, Row};
 use super::{date, in_micros};
 
-/// How many lost leases make a row dead.
-const MOST_LOSSES: u32 = 3;
+/// In microseconds, how soon a lease is looked at again that seems to have ended.
+const SOONEST_TAKEOVER: i64 = 100_000;
 
 /// One claim's look at a table.
 pub(super) struct Look<'a> {
@@ -27,7 +28,9 @@ impl<'a> Look<'a> {
 
     /// Whether this claim could take it once it is due.
     fn may_have(&self, row: &Row) -> bool {
-        let is_leased = row.locked_by.is_some() && self.now < row.locked_at + in_micros(self.wanted.lease);
+        let lease = in_micros(self.wanted.lease);
+        let is_believed = row.locked_at <= self.now + lease / 10;
+        let is_leased = row.locked_by.is_some() && is_believed && self.now < row.locked_at + lease;
         row.is_pending()
             && !is_leased
             && self.wanted.event_type.is_none_or(|event_type| event_type == row.event.event_type())
@@ -41,7 +44,13 @@ impl<'a> Look<'a> {
 
     /// Of a row that is not leased now: whether it lost a lease.
     fn is_suspect(&self, row: &Row) -> bool {
-        self.mode.leases_rows() && (row.locked_by.is_some() || row.lease_losses > 0)
+        self.mode.leases_rows() && self.losses(row) > 0
+    }
+
+    /// Of a row that is not leased now: how many leases it lost, with the one that is taken over.
+    fn losses(&self, row: &Row) -> u32 {
+        let counts = |lock: &String| row.lease_losses == 0 || lock.ends_with(STARTED);
+        row.lease_losses + u32::from(row.locked_by.as_ref().is_some_and(counts))
     }
 
     /// The rows of a key that are not finished.
@@ -72,26 +81,30 @@ impl MemoryTable {
 
     fn choose(&self, look: &Look<'_>) -> Choice {
         let mut choice = Choice::default();
-        let mut weight = 0;
+        let (mut weight, mut group) = (0, None);
         let behind = look.wanted.behind.map_or(Bound::Unbounded, Bound::Excluded);
         for position in self.pending.range((behind, Bound::Unbounded)).take_while(|at| at.due <= look.now) {
             let Some(row) = self.row(position.seq).filter(|row| look.may_have(row) && look.is_due(row)) else {
                 continue;
             };
-            let is_first = choice.taken.is_empty();
-            if look.is_suspect(row) && !is_first {
+            // The first row decides: suspects are taken together with their like, and only then.
+            let losses = if look.mode.leases_rows() { look.losses(row) } else { 0 };
+            let group = *group.get_or_insert(losses);
+            if losses != group {
                 continue;
             }
+            let limit = match group {
+                0 => look.wanted.limit,
+                1 => look.wanted.limit.min(SUSPECT_GROUP),
+                _ => 1,
+            };
             choice.more = weight >= MAX_CLAIM_BYTES;
-            if choice.more || choice.taken.len() >= look.wanted.limit {
+            if choice.more || choice.taken.len() >= limit {
                 break;
             }
             weight += row.event.weight();
             choice.taken.push(row.seq);
             choice.last = Some(*position);
-            if look.is_suspect(row) {
-                break;
-            }
         }
         choice
     }
@@ -102,7 +115,7 @@ impl MemoryTable {
         met.truncate(look.wanted.limit);
         let last = met.last().map(|row| row.position);
         let taken = choose_runs(&met).taken;
-        let is_too_heavy = taken.len() < met.len() && !met.iter().any(|row| row.is_suspect);
+        let is_too_heavy = taken.len() < met.len() && !met.iter().any(|row| row.losses > 0);
         Choice { taken, more: is_cut || is_too_heavy, last }
     }
 
@@ -113,7 +126,7 @@ impl MemoryTable {
             position,
             key: row.key.clone(),
             predecessor,
-            is_suspect: look.is_suspect(row),
+            losses: look.losses(row),
             bytes: row.event.weight(),
         };
         let mut met = Vec::new();
@@ -138,17 +151,14 @@ impl MemoryTable {
 
     /// Leases a row where rows are leased, and reads it.
     fn hand_out(&mut self, seq: i64, look: &Look<'_>) -> Option<Pending> {
+        let losses = look.losses(self.row(seq)?);
         let is_suspect = look.is_suspect(self.row(seq)?);
         if look.mode.leases_rows() {
             self.change(seq, |row| {
-                if row.locked_by.is_some() {
-                    row.lease_losses += 1;
-                }
-                match row.locked_by.is_some() && row.lease_losses >= MOST_LOSSES {
+                row.lease_losses = losses;
+                match losses >= DEAD_AFTER_LOSSES && row.locked_by.is_some() {
                     true => {
-                        let losses = row.lease_losses;
-                        row.last_error =
-                            Some(format!("lease_lost: {losses} processes that claimed it did not settle it"));
+                        row.last_error = Some(lease_lost_error(losses));
                         row.finish(OutboxStatus::Dead, look.now);
                     }
                     false => {
@@ -172,8 +182,17 @@ impl MemoryTable {
         })
     }
 
-    /// When the first row is due that a claim could take.
+    /// When the first row is due that a claim could take, or the first lease of another process ends.
     pub(super) fn next_due(&self, look: &Look<'_>) -> Option<i64> {
+        let due = self.first_due(look);
+        let is_leased = |row: &&Row| row.locked_by.is_some() && !look.left_out.contains(&row.seq);
+        let leases = self.pending.iter().take_while(|at| at.due <= look.now).filter_map(|at| self.row(at.seq));
+        let leases = leases.filter(|_| look.mode.leases_rows() && look.wanted.suspects).filter(is_leased);
+        let ends = leases.map(|row| (row.locked_at + in_micros(look.wanted.lease)).max(look.now + SOONEST_TAKEOVER));
+        due.into_iter().chain(ends.min()).min()
+    }
+
+    fn first_due(&self, look: &Look<'_>) -> Option<i64> {
         let is_ordered = matches!(look.mode, Mode::Ordered(_));
         let in_order = self.pending.iter().filter_map(|at| self.row(at.seq));
         let unordered = in_order.filter(|row| !is_ordered || row.key.is_none());

@@ -3,7 +3,9 @@ use std::sync::MutexGuard;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use posthaste_core::outbox::{Change, Mode, Owner, Reader, Registration, Store, TableName, Taken, Wanted};
+use posthaste_core::outbox::{
+    Change, Changed, Leases, Mode, Owner, Reader, Registration, Store, TableName, Taken, Wanted,
+};
 use posthaste_core::{Event, StoreError, Wakeup};
 
 use super::claim::Look;
@@ -80,7 +82,7 @@ impl Store for MemoryOutbox {
         connection.insert(&self.database, &self.table, events, lock)
     }
 
-    async fn standing(&self, _: &mut MemoryConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+    async fn surviving(&self, _: &mut MemoryConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
         drop(self.statement("look at rows of a transaction in")?);
         Ok(rows.iter().copied().collect())
     }
@@ -96,40 +98,70 @@ impl Store for MemoryOutbox {
         Ok(due.map(|due| Duration::from_micros(due.saturating_sub(now).max(0) as u64)))
     }
 
-    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<HashSet<i64>, StoreError> {
+    async fn mark_started(&self, lock: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        let (mut state, now) = self.statement("start suspects of")?;
+        let table = state.table(&self.table);
+        let is_ours = |seq: &i64| table.row(*seq).is_some_and(|row| row.locked_by.as_deref() == Some(lock));
+        let ours: HashSet<i64> = rows.iter().copied().filter(is_ours).collect();
+        for seq in &ours {
+            table.change(*seq, |row| {
+                row.locked_by = Some(started.to_owned());
+                row.locked_at = now;
+            });
+        }
+        Ok(ours)
+    }
+
+    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<Changed, StoreError> {
         let (mut state, now) = self.statement("settle in")?;
         let table = state.table(&self.table);
         let locks = match self.mode.leases_rows() {
             true => Some(fences),
             false if table.fence().is_some_and(|fence| fences.contains(&fence)) => None,
-            false => return Ok(HashSet::new()),
+            false => return Ok(Changed::default()),
         };
         let applied = changes.iter().filter(|change| table.record(change, locks, now));
-        Ok(applied.map(|change| change.seq).collect())
+        let rows = applied.map(|change| change.seq).collect();
+        Ok(Changed { rows, locked: HashSet::new() })
     }
 
-    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<Changed, StoreError> {
         let (mut state, now) = self.statement("renew leases in")?;
         let table = state.table(&self.table);
-        let mut renewed = HashSet::new();
+        let mut renewed = Changed::default();
         for seq in rows {
             if table.row(*seq).is_some_and(|row| row.is_pending() && row.is_locked_by(locks)) {
                 table.change(*seq, |row| row.locked_at = now);
-                renewed.insert(*seq);
+                renewed.rows.insert(*seq);
             }
         }
         Ok(renewed)
     }
 
-    async fn release(&self, locks: &[String], rows: &[i64]) -> Result<(), StoreError> {
+    async fn release(&self, leases: &Leases<'_>) -> Result<HashSet<i64>, StoreError> {
         let (mut state, _) = self.statement("release in")?;
         let table = state.table(&self.table);
-        for seq in rows {
+        let (locks, found): (_, HashSet<i64>) = match leases {
+            Leases::OfRows { locks, rows } => (locks, rows.iter().copied().collect()),
+            Leases::OfEvents { locks, ids } => {
+                (locks, ids.iter().filter_map(|id| table.row_of(id).map(|row| row.seq)).collect())
+            }
+            Leases::OfClaims { locks } => {
+                (locks, table.rows().filter(|row| row.is_locked_by(locks)).map(|row| row.seq).collect())
+            }
+        };
+        let seen: HashSet<i64> = found.into_iter().filter(|seq| table.row(*seq).is_some()).collect();
+        for seq in &seen {
             if table.row(*seq).is_some_and(|row| row.is_locked_by(locks)) {
                 table.change(*seq, |row| row.locked_by = None);
             }
         }
-        Ok(())
+        Ok(seen)
+    }
+
+    /// It lives on the clock of the test, which another runtime does not have.
+    fn runs_on_own_thread(&self) -> bool {
+        false
     }
 
     async fn pending_types(&self) -> Result<Vec<String>, StoreError> {

@@ -27,6 +27,13 @@ impl MemoryDatabase {
         });
     }
 
+    /// Sets the database's clock back, as far as leases can tell: every lease of a table began that much later.
+    pub fn set_clock_back(&self, table: &str, by: Duration) {
+        if let Some(table) = self.lock().tables.get_mut(table) {
+            table.move_leases(in_micros(by));
+        }
+    }
+
     fn change(&self, table: &str, event_id: &str, change: impl FnOnce(&mut super::table::Row)) {
         let mut state = self.lock();
         let rows = state.tables.get_mut(table).expect("a table of this name is open");

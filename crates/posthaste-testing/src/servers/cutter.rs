@@ -16,8 +16,20 @@ use tokio::task::{AbortHandle, JoinSet};
 pub struct Cutter {
     url: String,
     trap: Arc<watch::Sender<Trap>>,
+    traffic: Arc<watch::Sender<Traffic>>,
     connections: Arc<Mutex<JoinSet<()>>>,
     accepting: AbortHandle,
+}
+
+/// What the network lets through.
+#[derive(Default)]
+struct Traffic {
+    /// How many connections there were so far.
+    connections: u64,
+    /// Connections up to this one are stalled: they stay open, and nothing comes through.
+    stalled: u64,
+    /// New connections are closed at once.
+    is_refusing: bool,
 }
 
 /// What becomes of the data that a cut waits for.
@@ -51,9 +63,11 @@ impl Cutter {
         let here = listener.local_addr().expect("an address").to_string();
         let url = url_of_database.replacen(server, &here, 1);
         let trap = Arc::new(watch::Sender::new(Trap::Unarmed));
+        let traffic = Arc::new(watch::Sender::new(Traffic::default()));
         let connections = Arc::new(Mutex::new(JoinSet::new()));
-        let accepting = tokio::spawn(accept(listener, server.to_owned(), Arc::clone(&trap), Arc::clone(&connections)));
-        Self { url, trap, connections, accepting: accepting.abort_handle() }
+        let proxy = Proxy { server: server.to_owned(), trap: Arc::clone(&trap), traffic: Arc::clone(&traffic) };
+        let accepting = tokio::spawn(accept(listener, proxy, Arc::clone(&connections)));
+        Self { url, trap, traffic, connections, accepting: accepting.abort_handle() }
     }
 
     /// The URL of the database through this proxy.
@@ -75,6 +89,23 @@ impl Cutter {
         let mut trap = self.trap.subscribe();
         assert!(!matches!(*trap.borrow(), Trap::Unarmed), "arm the cut before you wait for it");
         trap.wait_for(|trap| matches!(trap, Trap::Cut)).await.expect("the sender is borrowed");
+    }
+
+    /// The server is out of reach: every connection is closed, and new ones are closed at once, until [`restore`](Self::restore).
+    pub async fn take_away(&self) {
+        self.traffic.send_modify(|traffic| traffic.is_refusing = true);
+        self.cut_all().await;
+    }
+
+    /// New connections are welcome again.
+    pub fn restore(&self) {
+        self.traffic.send_modify(|traffic| traffic.is_refusing = false);
+    }
+
+    /// Nothing comes through the connections that are open now, and neither side is told: as if a firewall had forgotten
+    /// them. New ones are welcome.
+    pub fn stall(&self) {
+        self.traffic.send_modify(|traffic| traffic.stalled = traffic.connections);
     }
 
     /// Closes every connection, and returns when that is done. New ones are welcome.
@@ -102,23 +133,41 @@ fn address(url: &str) -> &str {
     address
 }
 
-async fn accept(
-    listener: TcpListener,
+#[derive(Clone)]
+struct Proxy {
     server: String,
     trap: Arc<watch::Sender<Trap>>,
-    connections: Arc<Mutex<JoinSet<()>>>,
-) -> Infallible {
+    traffic: Arc<watch::Sender<Traffic>>,
+}
+
+async fn accept(listener: TcpListener, proxy: Proxy, connections: Arc<Mutex<JoinSet<()>>>) -> Infallible {
     loop {
         let (client, _) = listener.accept().await.expect("the loopback interface accepts");
-        let (server, trap) = (server.clone(), Arc::clone(&trap));
+        if proxy.traffic.borrow().is_refusing {
+            continue;
+        }
+        let mut number = 0;
+        proxy.traffic.send_modify(|traffic| {
+            traffic.connections += 1;
+            number = traffic.connections;
+        });
+        let proxy = proxy.clone();
         connections.lock().unwrap_or_else(PoisonError::into_inner).spawn(async move {
             // A server that is down refuses; the client then sees its connection end.
-            if let Ok(server) = TcpStream::connect(server).await
-                && relay(client, server, &trap).await.is_some()
+            if let Ok(server) = TcpStream::connect(&proxy.server).await
+                && relay(client, server, &proxy, number).await.is_some()
             {
-                cut_is_done(&trap);
+                cut_is_done(&proxy.trap);
             }
         });
+    }
+}
+
+/// Returns when this connection is stalled.
+async fn stalled(traffic: &watch::Sender<Traffic>, number: u64) {
+    let mut traffic = traffic.subscribe();
+    if traffic.wait_for(|traffic| traffic.stalled >= number).await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 
@@ -134,15 +183,17 @@ fn cut_is_done(trap: &watch::Sender<Trap>) {
 }
 
 /// Forwards both ways until either side is gone or the trap springs, and closes both. Says what was kept if it sprang.
-async fn relay(client: TcpStream, server: TcpStream, trap: &watch::Sender<Trap>) -> Option<Keep> {
+async fn relay(client: TcpStream, server: TcpStream, proxy: &Proxy, number: u64) -> Option<Keep> {
     // Bytes go on as they come: held back, every small statement would cost a delayed acknowledgement.
     client.set_nodelay(true).ok()?;
     server.set_nodelay(true).ok()?;
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
     let (data, keep) = tokio::select! {
-        sprung = forward(&mut from_client, &mut to_server, trap) => sprung.ok()?,
+        sprung = forward(&mut from_client, &mut to_server, &proxy.trap) => sprung.ok()?,
         _ = copy(&mut from_server, &mut to_client) => return None,
+        // Both sides stay open, and neither hears anything.
+        () = stalled(&proxy.traffic, number) => std::future::pending().await,
     };
     // From here on nobody writes to the client. The server acts in order on what it was sent, then meets the end and
     // closes: its end is the sign that it is done, where its next bytes might answer something earlier. An error is an

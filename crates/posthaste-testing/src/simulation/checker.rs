@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::Duration;
 
-use posthaste_core::outbox::{Change, DeadHead, Mode, OutboxStatus};
+use posthaste_core::outbox::{Change, DEAD_AFTER_LOSSES, DeadHead, Mode, OutboxStatus};
 use posthaste_core::{FailureClass, Outcome};
 use tokio::time::Instant;
 
@@ -52,6 +52,8 @@ struct EventRecord {
     must_precede: Vec<i64>,
     /// Those that run or succeeded.
     deliveries: Vec<Delivery>,
+    /// How often its delivery as a suspect was started since an attempt last came to an end.
+    starts: u32,
     /// Deliveries that failed so that it counts.
     failures: u32,
     done: u32,
@@ -165,13 +167,25 @@ impl Ledger {
         event.must_precede = must_precede;
     }
 
+    /// A suspect is about to be delivered, under a lock that says so.
+    pub(super) fn started(&mut self, seq: i64, lock: &str) {
+        let event = self.event(seq);
+        event.lock = Some(lock.to_owned());
+        event.starts += 1;
+    }
+
     pub(super) fn owned(&mut self, node: usize, owner: &str, generation: i64) {
         self.nodes.entry(node).or_default().owner = Some(owner.to_owned());
         self.owner = Some(format!("{owner}:{generation}"));
     }
 
+    /// Its leases were lost too often. The first loss may have any cause, the others only deliveries that did not end.
     pub(super) fn given_up(&mut self, seq: i64) {
-        self.event(seq).given_up += 1;
+        let event = self.event(seq);
+        event.given_up += 1;
+        if std::mem::take(&mut event.starts) < DEAD_AFTER_LOSSES - 1 {
+            self.violation(format!("event {seq} was given up for leases that no delivery can have lost"));
+        }
     }
 
     pub(super) fn replayed(&mut self, seq: i64) {
@@ -189,6 +203,7 @@ impl Ledger {
         let event = self.event(seq);
         let miscounted = attempts.is_some_and(|attempts| attempts > event.failures);
         let fence = if mode.leases_rows() { event.lock.take() } else { owner };
+        event.starts = 0;
         match status {
             OutboxStatus::Done => event.done += 1,
             OutboxStatus::Dead => event.given_up += 1,

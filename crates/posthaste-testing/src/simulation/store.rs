@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::outbox::{
-    Change, DeadFilter, InTransaction, Mode, Notes, OpenError, OutboxRow, OutboxStatus, Owner, Pending, Pool, Purge,
-    Reader, Registration, Store, TableName, Taken, Upkeep, Wanted,
+    Change, Changed, DeadFilter, InTransaction, Leases, Mode, Notes, OpenError, OutboxRow, OutboxStatus, Owner,
+    Pending, Pool, Purge, Reader, Registration, Store, TableName, Taken, Upkeep, Wanted,
 };
 use posthaste_core::{Event, FaultKind, StoreError, Wakeup};
 use tokio::time::sleep;
@@ -230,11 +230,11 @@ impl Store for FaultyStore {
         Ok(rows)
     }
 
-    async fn standing(&self, connection: &mut MemoryConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+    async fn surviving(&self, connection: &mut MemoryConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
         let fault = self.before().await?;
-        let standing = self.store.standing(connection, rows).await?;
+        let surviving = self.store.surviving(connection, rows).await?;
         self.after(fault).await?;
-        Ok(standing)
+        Ok(surviving)
     }
 
     async fn take(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
@@ -247,6 +247,9 @@ impl Store for FaultyStore {
             format!("take {} but {:?}: {rows:?} more: {}", wanted.lock, wanted.left_out, taken.more)
         });
         self.after(fault).await?;
+        if self.world.claim_is_lost() {
+            return Err(cut_off(FaultKind::OutcomeUnknown));
+        }
         self.sabotage(wanted, &mut taken).await?;
         Ok(taken)
     }
@@ -258,33 +261,53 @@ impl Store for FaultyStore {
         Ok(due)
     }
 
-    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<HashSet<i64>, StoreError> {
+    async fn mark_started(&self, lock: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        let fault = self.before().await?;
+        let marked = self.store.mark_started(lock, started, rows).await?;
+        self.trace(|| format!("start suspects {started}: {marked:?}"));
+        self.world.ledger(|ledger| marked.iter().for_each(|seq| ledger.started(*seq, started)));
+        self.after(fault).await?;
+        Ok(marked)
+    }
+
+    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<Changed, StoreError> {
         let fault = self.before().await?;
         let recorded = match self.world.sabotage {
             Sabotage::IgnoreFence => self.store.record(&self.forged(changes), changes).await?,
             _ => self.store.record(fences, changes).await?,
         };
         self.trace(|| format!("record {fences:?} {changes:?}: {recorded:?}"));
-        for change in changes.iter().filter(|change| recorded.contains(&change.seq)) {
+        for change in changes.iter().filter(|change| recorded.rows.contains(&change.seq)) {
             self.world.ledger(|ledger| ledger.settled(self.world.mode, fences, change));
         }
         self.after(fault).await?;
         Ok(recorded)
     }
 
-    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<Changed, StoreError> {
         let fault = self.before().await?;
-        let renewed = self.store.renew(locks, rows).await?;
+        if self.world.renewal_fails() {
+            return Err(cut_off(FaultKind::Passing));
+        }
+        let mut renewed = self.store.renew(locks, rows).await?;
+        if self.world.sabotage == Sabotage::IgnoreFence {
+            renewed.rows.extend(rows);
+        }
         self.trace(|| format!("renew {locks:?} {rows:?}: {renewed:?}"));
         self.after(fault).await?;
         Ok(renewed)
     }
 
-    async fn release(&self, locks: &[String], rows: &[i64]) -> Result<(), StoreError> {
+    async fn release(&self, leases: &Leases<'_>) -> Result<HashSet<i64>, StoreError> {
         let fault = self.before().await?;
-        self.store.release(locks, rows).await?;
-        self.trace(|| format!("release {locks:?} {rows:?}"));
-        self.after(fault).await
+        let seen = self.store.release(leases).await?;
+        self.trace(|| format!("release {leases:?}: {seen:?}"));
+        self.after(fault).await?;
+        Ok(seen)
+    }
+
+    fn runs_on_own_thread(&self) -> bool {
+        self.store.runs_on_own_thread()
     }
 
     async fn pending_types(&self) -> Result<Vec<String>, StoreError> {

@@ -48,18 +48,25 @@ pub(super) enum Fault {
 }
 
 /// How often what goes wrong in one run, of a thousand steps: some are rough, and in some next to nothing happens.
-struct Weather([(Fault, u32); 4]);
+struct Weather {
+    steps: [(Fault, u32); 4],
+    /// Beside that, of a thousand claims: the database leases rows and the answer is lost.
+    lost_claims: u32,
+    /// Beside that, of a thousand renewals: it fails.
+    failed_renewals: u32,
+}
 
 impl Weather {
     fn draw(chance: &mut fastrand::Rng, sabotage: Sabotage) -> Self {
         // Only who stood still settles what is no longer his.
         let freezes = if sabotage == Sabotage::IgnoreFence { 40 } else { chance.u32(0..10) };
-        Self([
+        let steps = [
             (Fault::Crash, chance.u32(0..8)),
             (Fault::Freeze(Duration::ZERO), freezes),
             (Fault::Refuse, chance.u32(0..30)),
             (Fault::LoseAnswer, chance.u32(0..30)),
-        ])
+        ];
+        Self { steps, lost_claims: chance.u32(0..200), failed_renewals: chance.u32(0..400) }
     }
 }
 
@@ -102,6 +109,21 @@ impl World {
         inner.last_number
     }
 
+    /// Draws whether the answer to a claim is lost.
+    pub(super) fn claim_is_lost(&self) -> bool {
+        self.strikes(|weather| weather.lost_claims)
+    }
+
+    /// Draws whether a renewal fails.
+    pub(super) fn renewal_fails(&self) -> bool {
+        self.strikes(|weather| weather.failed_renewals)
+    }
+
+    fn strikes(&self, per_mille: impl Fn(&Weather) -> u32) -> bool {
+        let mut inner = self.lock();
+        inner.stormy && inner.chance.u32(0..1_000) < per_mille(&inner.weather)
+    }
+
     /// Draws what happens at a step of a statement.
     pub(super) fn fault(&self) -> Fault {
         let mut inner = self.lock();
@@ -110,7 +132,7 @@ impl World {
         }
         let mut drawn = inner.chance.u32(0..1_000);
         let freeze = Duration::from_secs(inner.chance.u64(1..90));
-        for (fault, per_mille) in inner.weather.0 {
+        for (fault, per_mille) in inner.weather.steps {
             if drawn < per_mille {
                 return if matches!(fault, Fault::Freeze(_)) { Fault::Freeze(freeze) } else { fault };
             }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use posthaste::{Delay, Event, FaultKind, MAX_PAYLOAD, Mode};
-use posthaste_core::outbox::Store;
+use posthaste_core::outbox::{Leases, Store};
 use posthaste_core::{Signal, Source};
 
 use crate::harness::{
@@ -98,11 +98,11 @@ async fn what_is_born_leased_is_nobody_elses<H: Harness>(db: H) {
     assert_eq!((row.seq, row.locked_by.as_deref(), row.locked_at), (rows[0], Some("lock:1"), Some(row.created_at)));
     assert!(claim(&node, 10).await.is_empty());
     let locks = ["lock:0".to_owned(), "lock:1".to_owned()];
-    assert_eq!(store.renew(&locks, &[rows[0], rows[1], i64::MAX]).await.unwrap().len(), 2);
-    store.release(&locks, &[rows[1]]).await.unwrap();
+    assert_eq!(store.renew(&locks, &[rows[0], rows[1], i64::MAX]).await.unwrap().rows.len(), 2);
+    store.release(&Leases::OfRows { locks: &locks, rows: &[rows[1]] }).await.unwrap();
     assert_eq!(claimed_ids(&claim(&node, 10).await), ["theirs"]);
     let renewed = store.renew(&locks, &rows).await.unwrap();
-    assert_eq!(renewed.into_iter().collect::<Vec<_>>(), [rows[0]], "the other has another lock now");
+    assert_eq!(renewed.rows.into_iter().collect::<Vec<_>>(), [rows[0]], "the other has another lock now");
 }
 
 async fn a_delay_is_the_databases_or_the_callers<H: Harness>(db: H) {

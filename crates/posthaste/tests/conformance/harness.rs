@@ -65,7 +65,7 @@ pub trait Harness: Sized + Send + Sync + 'static {
     /// How many connections of a pool are in use now.
     fn in_use(pool: &Self::Pool) -> usize;
 
-    /// Does what only another program would do to the table `outbox_event`.
+    /// Does what only another program, or the database's clock, would do to the table `outbox_event`.
     async fn tamper(&self, tamper: Tamper<'_>);
 }
 
@@ -107,6 +107,8 @@ pub enum Tamper<'a> {
     BreakHeaders { event_id: &'a str },
     /// Lets a row have been written, finished and leased that much earlier.
     Age { event_id: &'a str, by: Duration },
+    /// Sets the database's clock back, as far as leases can tell: every lease began that much later than now.
+    SetClockBack { by: Duration },
 }
 
 /// Declares tests that run on every store.
@@ -264,6 +266,11 @@ pub async fn outbox<H: Harness>(
 /// One that only writes.
 pub async fn writer<H: Harness>(db: &H) -> Outbox<H::Store> {
     Outbox::new(db.pool().await).mode(Mode::WriterOnly).start().await.unwrap()
+}
+
+/// One that only writes, to a table of its own.
+pub async fn writer_of<H: Harness>(db: &H, table: &str) -> Outbox<H::Store> {
+    Outbox::new(db.pool().await).mode(Mode::WriterOnly).table(table).start().await.unwrap()
 }
 
 /// A pool whose stores keep book.

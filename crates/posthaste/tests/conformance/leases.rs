@@ -3,18 +3,22 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use posthaste::{Event, InTransaction, Mode, OutboxStatus};
-use posthaste_core::outbox::{OutboxSource, Purge, Store, Upkeep};
+use posthaste::{Event, InTransaction, Mode, Outbox, OutboxStatus, Pool, TableName};
+use posthaste_core::outbox::{OutboxSource, Purge, Reader, SUSPECT_GROUP, Store, Table, Upkeep, Wanted};
 use posthaste_core::{Disposition, Settled, Source};
 
 use crate::harness::{
-    Database, HOUR, Harness, Tamper, claim, claimed_ids, dispatcher, named, node, on_every_server, on_every_store,
-    retry, row, settle, settle_all, until, write, write_to, writer,
+    Calls, Database, HOUR, Harness, LEASE, Tamper, all_done, claim, claimed_ids, dispatcher, event_of, named, node,
+    on_every_server, on_every_store, retry, row, settle, settle_all, until, watched, write, write_plain, write_to,
+    writer, writer_of,
 };
 
 on_every_store! {
-    suspects_are_claimed_one_by_one_and_apart_from_others,
-    a_row_that_ends_three_processes_goes_dead,
+    what_a_dead_node_held_comes_back_in_groups_and_apart_from_others,
+    a_row_that_ends_four_processes_goes_dead_and_no_other,
+    a_lease_that_no_delivery_can_have_lost_is_not_counted,
+    a_claim_whose_answer_was_lost_is_released_before_its_lease_ends,
+    a_lease_from_before_the_clock_was_set_back_is_not_believed,
     an_attempt_that_came_to_an_end_clears_the_suspicion,
     what_this_process_holds_it_does_not_claim_again_when_the_databases_clock_jumps,
     nodes_that_drain_together_deliver_everything_once,
@@ -22,6 +26,7 @@ on_every_store! {
 
 on_every_server! {
     a_claim_waits_for_nobody,
+    a_locked_row_keeps_no_other_from_being_settled_or_renewed,
 }
 
 /// Lets the leases of these rows have ended long ago.
@@ -31,57 +36,119 @@ async fn an_hour_passes<H: Harness>(db: &H, ids: &[&str]) {
     }
 }
 
-async fn suspects_are_claimed_one_by_one_and_apart_from_others<H: Harness>(db: H) {
+async fn what_a_dead_node_held_comes_back_in_groups_and_apart_from_others<H: Harness>(db: H) {
     let outbox = writer(&db).await;
-    let all = ["1", "2", "3", "4", "5"];
-    write(&outbox, &all.map(named)).await;
+    let ids: Vec<String> = (0..SUSPECT_GROUP * 2 + 52).map(|number| format!("{number:03}")).collect();
+    let all: Vec<&str> = ids.iter().map(String::as_str).collect();
+    write(&outbox, &all.iter().map(|id| named(id)).collect::<Vec<_>>()).await;
+    let (lost, fresh) = all.split_at(all.len() - 2);
     let died = node(&db, Mode::MultiNode).await;
-    assert_eq!(claimed_ids(&claim(&died, 3).await), all[..3]);
-    an_hour_passes(&db, &all).await;
+    assert_eq!(claimed_ids(&claim(&died, lost.len()).await), lost);
+    an_hour_passes(&db, lost).await;
 
     let one = node(&db, Mode::MultiNode).await;
-    let first = one.claim(10).await.unwrap();
-    assert_eq!(claimed_ids(&first.items), ["1"], "alone");
+    let first = one.claim(500).await.unwrap();
+    assert_eq!(claimed_ids(&first.items), lost[..SUSPECT_GROUP], "a group");
     assert_eq!(first.next_due, Some(Duration::ZERO), "there is more");
-    assert_eq!(claimed_ids(&claim(&one, 10).await), ["4", "5"], "no second suspect while one is in flight");
-    assert!(claim(&one, 10).await.is_empty());
+    assert_eq!(claimed_ids(&claim(&one, 500).await), fresh, "no second group while one is in flight");
+    assert!(claim(&one, 500).await.is_empty());
     // Another node may have one of its own.
     let other = node(&db, Mode::MultiNode).await;
-    let second = claim(&other, 10).await;
-    assert_eq!(claimed_ids(&second), ["2"]);
-    assert_eq!(settle(&other, &second[0], Disposition::Done).await, Settled::Applied);
+    let second = claim(&other, 500).await;
+    assert_eq!(claimed_ids(&second), lost[SUSPECT_GROUP..2 * SUSPECT_GROUP]);
 
-    assert_eq!(settle(&one, &first.items[0], Disposition::Done).await, Settled::Applied);
+    let (last, others) = first.items.split_last().unwrap();
+    let settled: Vec<_> = others.iter().map(|item| (item, Disposition::Done)).collect();
+    assert!(settle_all(&one, &settled).await.iter().all(|answer| *answer == Settled::Applied));
+    assert!(claim(&one, 500).await.is_empty(), "one of the group is still in flight");
+    assert_eq!(settle(&one, last, Disposition::Done).await, Settled::Applied);
     let woken = tokio::time::timeout(Duration::from_secs(5), one.wakeup().signalled()).await;
-    assert!(woken.is_ok(), "the next suspect may come");
-    let last = claim(&one, 10).await;
-    assert_eq!(claimed_ids(&last), ["3"]);
-    one.release(&[&last[0]]).await.unwrap();
-    assert_eq!(claimed_ids(&claim(&other, 10).await), ["3"], "released at once, and still a suspect");
-    assert_eq!(row(&outbox, "3").await.lease_losses, 1, "a clean release is no loss");
-    assert_eq!(row(&outbox, "4").await.lease_losses, 0);
+    assert!(woken.is_ok(), "the next group may come");
+    let rest = claim(&one, 500).await;
+    assert_eq!(claimed_ids(&rest), lost[2 * SUSPECT_GROUP..]);
+    one.release(&rest.iter().collect::<Vec<_>>()).await.unwrap();
+    assert_eq!(row(&outbox, lost[2 * SUSPECT_GROUP]).await.lease_losses, 1, "a clean release is no loss");
+    assert_eq!(row(&outbox, fresh[0]).await.lease_losses, 0);
 }
 
-async fn a_row_that_ends_three_processes_goes_dead<H: Harness>(db: H) {
+async fn a_row_that_ends_four_processes_goes_dead_and_no_other<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let both = ["killer", "innocent"];
     write(&outbox, &both.map(named)).await;
-    for expected in [&both[..], &both[..1], &both[..1]] {
+    // Among many, in a group, alone, and alone once more.
+    for expected in [&both[..], &both[..], &both[..1], &both[..1]] {
         let items = claim(&node(&db, Mode::MultiNode).await, 10).await;
         assert_eq!(claimed_ids(&items), expected);
         assert!(items.iter().all(|claimed| claimed.attempt == 1), "losses are no attempts");
         an_hour_passes(&db, &both).await;
     }
     let node = node(&db, Mode::MultiNode).await;
-    let buried = node.claim(10).await.unwrap();
-    assert!(buried.items.is_empty() && buried.next_due == Some(Duration::ZERO));
+    let given_up = node.claim(10).await.unwrap();
+    assert!(given_up.items.is_empty() && given_up.next_due == Some(Duration::ZERO));
     let killer = row(&outbox, "killer").await;
-    assert_eq!((killer.status, killer.attempts, killer.lease_losses), (OutboxStatus::Dead, 0, 3));
+    assert_eq!((killer.status, killer.attempts, killer.lease_losses), (OutboxStatus::Dead, 0, 4));
     assert!(killer.done_at.is_some() && killer.last_error.unwrap().starts_with("lease_lost: "));
     let innocent = claim(&node, 10).await;
     assert_eq!(claimed_ids(&innocent), ["innocent"]);
     assert_eq!(settle(&node, &innocent[0], Disposition::Done).await, Settled::Applied);
-    assert_eq!(row(&outbox, "innocent").await.lease_losses, 1);
+    assert_eq!(row(&outbox, "innocent").await.lease_losses, 2);
+}
+
+/// A claim whose answer is lost again and again, by processes that cannot release it: nobody ever delivered the event.
+async fn a_lease_that_no_delivery_can_have_lost_is_not_counted<H: Harness>(db: H) {
+    let outbox = writer(&db).await;
+    write(&outbox, &[named("1")]).await;
+    let store = db.pool().await.open(TableName::default(), Mode::MultiNode).await.unwrap();
+    for number in 0..6 {
+        let lock = format!("lost:{number}");
+        let wanted = Wanted {
+            event_type: None,
+            left_out: &[],
+            limit: 10,
+            behind: None,
+            lock: &lock,
+            lease: LEASE,
+            suspects: true,
+            skip_recent: Duration::ZERO,
+        };
+        assert_eq!(store.take(&wanted).await.unwrap().rows.len(), 1);
+        an_hour_passes(&db, &["1"]).await;
+    }
+    let node = node(&db, Mode::MultiNode).await;
+    let claimed = claim(&node, 10).await;
+    assert_eq!((claimed_ids(&claimed), row(&outbox, "1").await.lease_losses), (vec!["1".to_owned()], 1));
+    assert_eq!(settle(&node, &claimed[0], Disposition::Done).await, Settled::Applied);
+}
+
+async fn a_claim_whose_answer_was_lost_is_released_before_its_lease_ends<H: Harness>(db: H) {
+    for mode in [Mode::MultiNode, Mode::ORDERED] {
+        let (pool, book) = watched(&db).await;
+        book.lose_answers("take", 2);
+        let calls = Calls::default();
+        let table = format!("lost_{}", mode.word());
+        let builder = Outbox::new(pool).mode(mode).table(&table).listeners(calls.listeners());
+        let outbox = builder.poll_interval(Duration::from_millis(100)).start().await.unwrap();
+        let ids = write_plain(&db, &writer_of(&db, &table).await, &[event_of("1"), event_of("2"), event_of("1")]).await;
+        calls.wait_for(3).await;
+        assert_eq!(book.lost_answers("take"), 0, "two claims had no answer");
+        all_done(&outbox, &ids).await;
+        for id in &ids {
+            assert_eq!(row(&outbox, id).await.lease_losses, 0, "{mode:?}");
+        }
+        outbox.close().await;
+        assert_eq!(calls.len(), 3, "once each");
+    }
+}
+
+async fn a_lease_from_before_the_clock_was_set_back_is_not_believed<H: Harness>(db: H) {
+    let outbox = writer(&db).await;
+    write(&outbox, &[named("1")]).await;
+    let died = node(&db, Mode::MultiNode).await;
+    assert_eq!(claim(&died, 1).await.len(), 1);
+    db.tamper(Tamper::SetClockBack { by: HOUR }).await;
+    let other = node(&db, Mode::MultiNode).await;
+    assert_eq!(claimed_ids(&claim(&other, 10).await), ["1"], "taken over at once");
+    assert!(claim(&node(&db, Mode::MultiNode).await, 10).await.is_empty(), "the new lease is believed");
 }
 
 async fn an_attempt_that_came_to_an_end_clears_the_suspicion<H: Harness>(db: H) {
@@ -118,6 +185,28 @@ async fn a_claim_waits_for_nobody<H: Database>(db: H) {
     assert_eq!(claimed_ids(&claim(&node, 10).await), ["2"]);
     H::commit_plain(operator).await;
     assert_eq!(claimed_ids(&claim(&node, 10).await), ["1"]);
+}
+
+/// An operator's transaction that has a row and takes its time keeps that row from being recorded, and no other.
+async fn a_locked_row_keeps_no_other_from_being_settled_or_renewed<H: Database>(db: H) {
+    for mode in [Mode::MultiNode, Mode::ORDERED] {
+        let table = format!("locked_{}", mode.word());
+        let outbox = writer_of(&db, &table).await;
+        write(&outbox, &["1", "2", "3"].map(named)).await;
+        let store = db.pool().await.open(TableName::new(&table).unwrap(), mode).await.unwrap();
+        let node = Table::open(store, Reader::Dispatcher, LEASE).await.unwrap().dispatcher_source();
+        let claimed = claim(&node, 10).await;
+        let mut operator = H::begin_plain(&db.pool().await).await;
+        let update = format!("UPDATE {table} SET available_at = available_at WHERE event_id = '2'");
+        H::execute_on(operator.parts().0, &update).await;
+        let all: Vec<_> = claimed.iter().collect();
+        let expected = [Settled::Applied, Settled::Locked, Settled::Applied];
+        assert_eq!(node.renew(&all).await.unwrap(), expected, "{mode:?}");
+        let done: Vec<_> = claimed.iter().map(|claimed| (claimed, Disposition::Done)).collect();
+        assert_eq!(settle_all(&node, &done).await, expected, "{mode:?}");
+        H::commit_plain(operator).await;
+        assert_eq!(settle(&node, &claimed[1], Disposition::Done).await, Settled::Applied, "{mode:?}");
+    }
 }
 
 /// Claims and settles until there is nothing left; answers with what was delivered.

@@ -11,7 +11,7 @@ on_every_store! {
     o2_after_close_nothing_is_shown_and_nothing_counted,
 }
 
-const METERS: [&str; 15] = [
+const METERS: [&str; 17] = [
     "dispatch_dead_total",
     "dispatch_deferred_total",
     "dispatch_duration_seconds",
@@ -27,6 +27,8 @@ const METERS: [&str; 15] = [
     "lost_leases_total",
     "queue_cold_depth",
     "queue_hot_depth",
+    "settle_refused_total",
+    "unsettled",
 ];
 
 async fn o1_every_meter_has_its_name_and_prefix<H: Harness>(db: H) {
@@ -65,7 +67,7 @@ async fn o2_after_close_nothing_is_shown_and_nothing_counted<H: Harness>(db: H) 
     calls.wait_for(1).await;
     assert_eq!(meters.gauge("posthaste_in_flight"), Some(3.0));
     outbox.close().await;
-    for gauge in ["in_flight", "queue_hot_depth", "queue_cold_depth"] {
+    for gauge in ["in_flight", "queue_hot_depth", "queue_cold_depth", "unsettled"] {
         assert_eq!(meters.gauge(&format!("posthaste_{gauge}")), Some(0.0), "{gauge}");
     }
     let counted = meters.counter("posthaste_enqueue_hot_total");

@@ -5,6 +5,7 @@
 
 mod checker;
 mod commit;
+mod cut_off;
 mod killed;
 mod node;
 mod process;

@@ -10,12 +10,26 @@ use crate::node::{Role, now_millis};
 use crate::process::{Node, started, wait_until, written};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_paused_node_does_not_deliver_what_others_took_over() {
-    let url = servers::postgres().await;
+async fn a_paused_node_repeats_nothing_but_its_own_on_postgres() {
+    for mode in [Mode::MultiNode, Mode::ORDERED] {
+        pause(&servers::postgres().await, mode);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_node_repeats_nothing_but_its_own_on_mariadb() {
+    for mode in [Mode::MultiNode, Mode::ORDERED] {
+        pause(&servers::mariadb().await, mode);
+    }
+}
+
+/// Two nodes, one of which is paused: it must not deliver what the other took over when it wakes up, and while it stands
+/// still it must not keep the other from recording what that has delivered.
+fn pause(url: &str, mode: Mode) {
     let folder = tempfile::tempdir().unwrap();
     let role = |name: &str, writes| Role {
-        url: url.clone(),
-        mode: Mode::MultiNode,
+        url: url.to_owned(),
+        mode,
         diary: folder.path().join(name),
         work: Duration::from_millis(5),
         lease: Duration::from_secs(2),

@@ -1,21 +1,20 @@
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use chrono::{DateTime, NaiveDateTime};
 use posthaste_core::outbox::{
-    Chosen, DeadHead, MAX_CLAIM_BYTES, Met, Mode, Pending, Position, Taken, Wanted, choose_runs,
+    Chosen, DEAD_AFTER_LOSSES, DeadHead, MAX_CLAIM_BYTES, Met, Mode, Pending, Position, STARTED, SUSPECT_GROUP, Taken,
+    Wanted, choose_runs, lease_lost_error,
 };
 use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::query::Query;
 use sqlx::{MySql, MySqlConnection, Row};
 
 use super::rows::{BYTES, DUE_COLUMNS, EVENT_COLUMNS, due, key, position};
-use super::{OutboxStore, list};
+use super::{BEGIN_OWN, OutboxStore, list};
 use crate::mysql::clock::{earliest, micros, span};
-use crate::outbox::{STRETCH, key_of};
-
-/// After how many lost leases a row is taken for the reason.
-const TOO_MANY_LOSSES: i16 = 3;
+use crate::outbox::{SOONEST_TAKEOVER, STRETCH, key_of};
+use crate::session::Failed;
 
 /// How many types one statement lists: recursion has a limit, which is the server's.
 const TYPES: i64 = 500;
@@ -35,11 +34,21 @@ pub(super) const PENDING_TYPES: &str = "WITH RECURSIVE found (event_type, place)
          WHERE due.pending = 1 AND due.event_type = found.event_type AND due.available_at <= {now})
      FROM found WHERE found.event_type IS NOT NULL";
 
+/// How many leases a free row has lost, with the one that is taken over now. After the first, only a lease under which its
+/// delivery had started counts.
+fn losses() -> String {
+    format!(
+        "CAST(lease_losses + IF(locked_at IS NOT NULL AND (lease_losses = 0 OR RIGHT(locked_by, {}) = '{STARTED}'), 1, 0)
+             AS SIGNED)",
+        STARTED.len()
+    )
+}
+
 /// Finds what is due, in order, for claims in memory. Binds: the event type, the position behind which to begin (time twice,
 /// and number), how old a row must be in microseconds, the limit.
 pub(super) fn pending(of_one_type: bool) -> String {
     let due = due_rows(Mode::SingleNode, of_one_type);
-    format!("SELECT seq, available_at, {BYTES}, FALSE, 0 {due} ORDER BY available_at, seq LIMIT ?")
+    format!("SELECT seq, available_at, {BYTES}, 0, FALSE {due} ORDER BY available_at, seq LIMIT ?")
 }
 
 /// Finds and locks what is due and free, in order. Binds: as [`pending`] up to the age, then those of [`FREE`], the limit.
@@ -49,8 +58,9 @@ pub(super) fn pending(of_one_type: bool) -> String {
 pub(super) fn free(of_one_type: bool) -> String {
     let due = due_rows(Mode::MultiNode, of_one_type);
     format!(
-        "SELECT seq, available_at, {BYTES}, locked_at IS NOT NULL, lease_losses {due} AND {FREE}
-         ORDER BY available_at, seq LIMIT ? FOR UPDATE SKIP LOCKED"
+        "SELECT seq, available_at, {BYTES}, {losses}, locked_at IS NOT NULL {due} AND {FREE}
+         ORDER BY available_at, seq LIMIT ? FOR UPDATE SKIP LOCKED",
+        losses = losses()
     )
 }
 
@@ -64,8 +74,9 @@ pub(super) fn ready(of_one_type: bool) -> String {
 /// Locks those of the rows that are still due, free and not parked. Binds: the rows, then those of [`FREE`].
 pub(super) fn meet() -> String {
     format!(
-        "SELECT seq, available_at, {BYTES}, locked_at IS NOT NULL, lease_losses, aggregate_type, aggregate_id
-         FROM {{rows}} WHERE ready = 1 AND available_at <= {{now}} AND {FREE} FOR UPDATE SKIP LOCKED"
+        "SELECT seq, available_at, {BYTES}, {losses}, locked_at IS NOT NULL, aggregate_type, aggregate_id
+         FROM {{rows}} WHERE ready = 1 AND available_at <= {{now}} AND {FREE} FOR UPDATE SKIP LOCKED",
+        losses = losses()
     )
 }
 
@@ -85,21 +96,23 @@ pub(super) fn read() -> String {
     format!("SELECT {EVENT_COLUMNS}, {DUE_COLUMNS} FROM {{rows}}")
 }
 
-/// Binds: the rows, the lock, how many leases are lost now.
-pub(super) const LEASE: &str = "UPDATE {rows}
-     SET locked_by = ?, locked_at = {now}, lease_losses = lease_losses + ?";
+/// Rows of one claim have lost equally many leases. Binds: the rows, the lock, how many leases they have lost.
+pub(super) const LEASE: &str = "UPDATE {rows} SET locked_by = ?, locked_at = {now}, lease_losses = ?";
 
 /// A row that lost too many leases. Binds: the error, the losses, the row.
-const BURY: &str = "UPDATE {table} SET status = 3, done_at = {now}, last_error = ?, lease_losses = ?, locked_by = NULL,
+const DEAD: &str = "UPDATE {table} SET status = 3, done_at = {now}, last_error = ?, lease_losses = ?, locked_by = NULL,
          locked_at = NULL
      WHERE seq = ?";
 
-/// Locks rows that others wait for, so that they stay unfinished until this is committed. Binds: the rows.
-pub(super) const STANDING: &str = "SELECT seq FROM {rows} WHERE {unfinished} FOR UPDATE SKIP LOCKED";
-
-/// Parks rows behind others that are unfinished and stay so until this is committed: who finishes one of them then finds
-/// what is parked behind it. Binds: the rows.
+/// Parks rows that this transaction has locked, behind others that are unfinished. Binds: the rows.
 pub(super) const PARK: &str = "UPDATE {rows} SET parked = 1";
+
+/// Which of these rows are unfinished and not about to be finished: nobody has locked them. Whoever finishes one of them
+/// later sees what is parked behind it by now. Binds: the rows.
+///
+/// A statement outside of a transaction: its locks are gone when the server has carried it out. No lock of ours may stand on
+/// rows that others have claimed.
+pub(super) const WAITED_FOR: &str = "SELECT seq FROM {rows} WHERE {unfinished} FOR UPDATE SKIP LOCKED";
 
 /// What is parked behind rows that are finished now, among the first rows of their keys. Binds: the rows, how many of a key
 /// but one.
@@ -112,6 +125,9 @@ pub(super) const PARKED: &str = "SELECT next.seq FROM {rows}
                AND until.aggregate_id = {table}.aggregate_id AND until.{unfinished}
              ORDER BY until.seq LIMIT 1 OFFSET ?), 9223372036854775807)
      WHERE next.parked = 1";
+
+/// Locks those of the rows that are parked and that no other transaction has locked. Binds: the rows.
+pub(super) const LOCK_PARKED: &str = "SELECT seq FROM {rows} WHERE parked = 1 FOR UPDATE SKIP LOCKED";
 
 /// Unparks rows, so that they are met again. Binds: the rows.
 pub(super) const UNPARK: &str = "UPDATE {rows} SET parked = 0";
@@ -140,12 +156,27 @@ pub(super) fn next_due(mode: Mode, of_one_type: bool) -> String {
     )
 }
 
-/// What no lease keeps from being claimed. Binds: the lease in microseconds, the rows to leave out, whether suspects may
-/// be claimed.
+/// How long until the first lease ends of another process, among the rows at the head, because claims take rows from there.
+/// Binds: the lease in microseconds, the event type, the rows to leave out.
+pub(super) fn next_lease_end(mode: Mode, of_one_type: bool) -> String {
+    let (index, which) = index(mode, of_one_type);
+    format!(
+        "SELECT GREATEST({SOONEST_TAKEOVER}, TIMESTAMPDIFF(MICROSECOND, {{now}}, MIN(locked_at)) + ?)
+         FROM (SELECT seq, locked_at FROM {{table}} FORCE INDEX ({{table}}_{index})
+               WHERE {which} AND available_at <= {{now}} ORDER BY available_at, seq LIMIT 1000) AS head
+         WHERE locked_at IS NOT NULL AND NOT FIND_IN_SET(seq, ?)"
+    )
+}
+
+/// What no lease keeps from being claimed. Binds: the lease in microseconds, a tenth of it, the rows to leave out, whether
+/// suspects may be claimed.
+///
+/// A lease that began in the future was taken before the clock was set back: nobody can tell when it ends, so it has ended.
 ///
 /// What this process holds is leased as a rule and not looked up in the list, which is as long as what it holds.
 const FREE: &str = "(locked_at IS NULL
-         OR (locked_at <= {now} - INTERVAL ? MICROSECOND AND NOT FIND_IN_SET(seq, ?)))
+         OR ((locked_at <= {now} - INTERVAL ? MICROSECOND OR locked_at > {now} + INTERVAL ? MICROSECOND)
+             AND NOT FIND_IN_SET(seq, ?)))
      AND (? OR (locked_at IS NULL AND lease_losses = 0))";
 
 /// What is due behind a position and old enough, read by the index that has it in order. No planner is left a choice:
@@ -173,10 +204,10 @@ fn index(mode: Mode, of_one_type: bool) -> (&'static str, &'static str) {
 struct Found {
     position: Position,
     bytes: usize,
+    /// How many leases it has lost, with the one that is taken over now.
+    losses: u32,
     /// A lease of it has ended.
     is_lost: bool,
-    /// How many were lost before.
-    losses: i16,
 }
 
 impl Found {
@@ -184,23 +215,19 @@ impl Found {
         Ok(Self {
             position: position(row.try_get(1)?, row.try_get(0)?),
             bytes: row.try_get::<i64, _>(2)?.max(0) as usize,
-            is_lost: row.try_get(3)?,
-            losses: row.try_get(4)?,
+            losses: row.try_get::<i64, _>(3)?.max(0) as u32,
+            is_lost: row.try_get(4)?,
         })
-    }
-
-    /// A suspect is a row of which a lease was lost before or is lost now.
-    fn is_suspect(&self) -> bool {
-        self.is_lost || self.losses > 0
     }
 }
 
 impl OutboxStore {
-    pub(super) async fn read_due(&self, wanted: &Wanted<'_>) -> Result<Taken, sqlx::Error> {
+    pub(super) async fn read_due(&self, wanted: &Wanted<'_>) -> Result<Taken, Failed> {
         // Rows that are left out are few, and are told apart here.
         let limit = wanted.limit.saturating_add(wanted.left_out.len());
         let query = bind_due(sqlx::query(self.sql(&pending(wanted.event_type.is_some()))), wanted);
-        let rows = query.bind(bound_limit(limit)).fetch_all(&self.pool).await?;
+        let mut scan = self.claims.begin(BEGIN_OWN).await?;
+        let rows = query.bind(bound_limit(limit)).fetch_all(&mut *scan).await?;
         let mut found = not_left_out(&rows, wanted)?;
         found.truncate(wanted.limit);
         let (chosen, is_cut) = choose(&found);
@@ -208,13 +235,14 @@ impl OutboxStore {
         if !chosen.is_empty() {
             // Somebody else's statement may have come in between.
             let read = format!("{} WHERE pending = 1 AND available_at <= {{now}}", read());
-            rows = self.read_rows(&mut *self.pool.acquire().await?, &read, &chosen).await?;
+            rows = self.read_rows(&mut scan, &read, &chosen).await?;
         }
+        scan.commit().await?;
         Ok(Taken { more: is_cut, last: found.get(chosen.len().wrapping_sub(1)).map(|found| found.position), rows })
     }
 
-    pub(super) async fn lease_due(&self, wanted: &Wanted<'_>) -> Result<Taken, sqlx::Error> {
-        let mut scan = self.transaction().await?;
+    pub(super) async fn lease_due(&self, wanted: &Wanted<'_>) -> Result<Taken, Failed> {
+        let mut scan = self.claims.begin(BEGIN_OWN).await?;
         let query = bind_due(sqlx::query(self.sql(&free(wanted.event_type.is_some()))), wanted);
         let query = bind_free(query, wanted).bind(bound_limit(wanted.limit));
         let rows = query.fetch_all(&mut *scan).await?;
@@ -231,9 +259,9 @@ impl OutboxStore {
         Ok(Taken { rows, more: is_full || is_cut, last })
     }
 
-    pub(super) async fn lease_runs(&self, wanted: &Wanted<'_>) -> Result<Taken, sqlx::Error> {
-        let mut scan = self.transaction().await?;
-        self.free_forgotten(&mut scan).await?;
+    pub(super) async fn lease_runs(&self, wanted: &Wanted<'_>) -> Result<Taken, Failed> {
+        self.sweep_parked().await?;
+        let mut scan = self.claims.begin(BEGIN_OWN).await?;
         let query = bind_free(bind_due(sqlx::query(self.sql(&ready(wanted.event_type.is_some()))), wanted), wanted);
         let mut ready: Vec<i64> = Vec::new();
         for row in query.bind(bound_limit(wanted.limit)).fetch_all(&mut *scan).await? {
@@ -244,19 +272,54 @@ impl OutboxStore {
         let (found, met) = self.meet(&mut scan, &ready, wanted).await?;
         let Chosen { taken: chosen, parked, is_cut } = choose_runs(&met);
         let rows = self.lease_found(&mut scan, &found, &chosen, wanted.lock).await?;
-        self.park(&mut scan, parked).await?;
+        if !parked.is_empty() {
+            let mut in_order: Vec<i64> = parked.iter().map(|(row, _)| *row).collect();
+            in_order.sort_unstable();
+            sqlx::query(self.sql(PARK)).bind(list(&in_order)).execute(&mut *scan).await?;
+        }
         scan.commit().await?;
         // What was cut off stands among what was met: the next claim begins where this one did.
         let last = met.last().map(|met| met.position).filter(|_| !is_cut);
-        Ok(Taken { rows, more: is_full || is_cut, last })
+        let taken = Taken { rows, more: is_full || is_cut, last };
+        // What is leased is ours, whatever becomes of this.
+        if let Err(failed) = self.check_parked(&parked).await {
+            tracing::warn!(table = %self.table, ?failed, "parked rows are not checked: the next sweep finds those that wait for nobody");
+        }
+        Ok(taken)
     }
 
-    /// Looks at some of what is parked.
-    async fn free_forgotten(&self, scan: &mut MySqlConnection) -> Result<(), sqlx::Error> {
+    /// A row may have been finished while others were parked behind it, and nobody would unpark those. Runs after they are
+    /// parked for everybody to see, and unparks those whose predecessor is finished or about to be.
+    async fn check_parked(&self, parked: &[(i64, i64)]) -> Result<(), Failed> {
+        if parked.is_empty() {
+            return Ok(());
+        }
+        let predecessors: BTreeSet<i64> = parked.iter().map(|(_, predecessor)| *predecessor).collect();
+        let predecessors: Vec<i64> = predecessors.into_iter().collect();
+        let waited_for = sqlx::query(self.sql(WAITED_FOR)).bind(list(&predecessors));
+        let waited_for = self.claims.fetch(waited_for).await?;
+        let waited_for = waited_for.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<i64>, _>>()?;
+        let free = parked.iter().filter(|(_, predecessor)| !waited_for.contains(predecessor));
+        self.unpark_rows(free.map(|(row, _)| *row).collect()).await
+    }
+
+    async fn unpark_rows(&self, rows: Vec<i64>) -> Result<(), Failed> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let mut work = self.claims.begin(BEGIN_OWN).await?;
+        self.unpark(&mut work, rows).await?;
+        work.commit().await
+    }
+
+    /// Looks at some of what is parked, for rows that wait for nobody.
+    async fn sweep_parked(&self) -> Result<(), Failed> {
         let Some(behind) = self.patrol.next() else { return Ok(()) };
         let (time, seq) = bound(Some(behind));
+        let mut scan = self.claims.begin(BEGIN_OWN).await?;
         let look = sqlx::query(self.sql(FORGOTTEN)).bind(time).bind(time).bind(seq).bind(bound_limit(STRETCH));
         let rows = look.fetch_all(&mut *scan).await?;
+        scan.commit().await?;
         let (mut last, mut forgotten) = (None, Vec::new());
         for row in &rows {
             let seq: i64 = row.try_get(0)?;
@@ -265,7 +328,7 @@ impl OutboxStore {
                 forgotten.push(seq);
             }
         }
-        self.unpark(scan, forgotten).await?;
+        self.unpark_rows(forgotten).await?;
         self.patrol.looked(rows.len(), last);
         Ok(())
     }
@@ -295,7 +358,7 @@ impl OutboxStore {
         let found = not_left_out(&rows, wanted)?;
         let met = found.iter().map(|found| Met {
             position: found.position,
-            is_suspect: found.is_suspect(),
+            losses: found.losses,
             bytes: found.bytes,
             key: keys.remove(&found.position.seq).flatten(),
             predecessor: predecessors.get(&found.position.seq).copied().flatten(),
@@ -315,25 +378,20 @@ impl OutboxStore {
         if chosen.is_empty() {
             return Ok(Vec::new());
         }
-        // Who lost a lease is chosen alone.
-        let lost = match chosen {
-            [one] => found.iter().find(|found| found.position.seq == *one && found.is_lost),
-            _ => None,
-        };
-        match lost {
-            Some(Found { losses, .. }) if losses + 1 >= TOO_MANY_LOSSES => {
-                let losses = losses + 1;
-                let error = format!("lease_lost: {losses} processes that claimed it did not settle it");
-                let bury = sqlx::query(self.sql(BURY)).bind(error).bind(losses).bind(chosen[0]);
-                bury.execute(&mut *scan).await?;
+        // Rows of one claim have lost equally many leases, and rows that lost more than one are chosen alone.
+        let Some(first) = found.iter().find(|found| found.position.seq == chosen[0]) else { return Ok(Vec::new()) };
+        match first.is_lost && first.losses >= DEAD_AFTER_LOSSES {
+            true => {
+                let dead = sqlx::query(self.sql(DEAD)).bind(lease_lost_error(first.losses)).bind(first.losses);
+                dead.bind(chosen[0]).execute(&mut *scan).await?;
                 if self.mode == Mode::Ordered(DeadHead::Skip) {
                     self.unpark_behind(scan, chosen).await?;
                 }
             }
-            _ => {
+            false => {
                 let mut in_order = chosen.to_vec();
                 in_order.sort_unstable();
-                let lease = sqlx::query(self.sql(LEASE)).bind(list(&in_order)).bind(lock).bind(lost.is_some());
+                let lease = sqlx::query(self.sql(LEASE)).bind(list(&in_order)).bind(lock).bind(first.losses);
                 lease.execute(&mut *scan).await?;
             }
         }
@@ -359,30 +417,27 @@ impl OutboxStore {
         Ok(chosen.iter().filter_map(|seq| by_seq.remove(seq)).collect())
     }
 
-    /// Parks rows whose predecessor is unfinished and cannot be finished before this is committed. The others are met again.
-    async fn park(&self, scan: &mut MySqlConnection, waiting: Vec<(i64, i64)>) -> Result<(), sqlx::Error> {
-        if waiting.is_empty() {
-            return Ok(());
-        }
-        let mut predecessors: Vec<i64> = waiting.iter().map(|(_, predecessor)| *predecessor).collect();
-        predecessors.sort_unstable();
-        predecessors.dedup();
-        let standing = sqlx::query_scalar(self.sql(STANDING)).bind(list(&predecessors)).fetch_all(&mut *scan).await?;
-        let standing: HashSet<i64> = standing.into_iter().collect();
-        let mut parked: Vec<i64> = Vec::with_capacity(waiting.len());
-        for (row, predecessor) in waiting {
-            if standing.contains(&predecessor) {
-                parked.push(row);
+    pub(super) async fn first_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, Failed> {
+        let mut scan = self.claims.begin(BEGIN_OWN).await?;
+        let mut first = self.first_due_on(&mut scan, wanted).await?;
+        if self.mode.leases_rows() && wanted.suspects {
+            let sql = next_lease_end(self.mode, wanted.event_type.is_some());
+            let mut query = sqlx::query_scalar(self.sql(&sql)).bind(micros(wanted.lease));
+            if let Some(event_type) = wanted.event_type {
+                query = query.bind(event_type);
             }
+            let ends: Option<i64> = query.bind(joined(wanted.left_out)).fetch_one(&mut *scan).await?;
+            first = first.into_iter().chain(ends.map(span)).min();
         }
-        if parked.is_empty() {
-            return Ok(());
-        }
-        parked.sort_unstable();
-        sqlx::query(self.sql(PARK)).bind(list(&parked)).execute(scan).await.map(|_| ())
+        scan.commit().await?;
+        Ok(first)
     }
 
-    pub(super) async fn first_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, sqlx::Error> {
+    async fn first_due_on(
+        &self,
+        scan: &mut MySqlConnection,
+        wanted: &Wanted<'_>,
+    ) -> Result<Option<Duration>, sqlx::Error> {
         let sql = next_due(self.mode, wanted.event_type.is_some());
         // As a rule the first is not left out; else one among as many as are left out and one more is not.
         for limit in [1, wanted.left_out.len().saturating_add(1)] {
@@ -393,7 +448,7 @@ impl OutboxStore {
             if let Some(event_type) = wanted.event_type {
                 query = query.bind(event_type);
             }
-            let rows = query.bind(bound_limit(limit)).fetch_all(&self.pool).await?;
+            let rows = query.bind(bound_limit(limit)).fetch_all(&mut *scan).await?;
             let left_out: HashSet<i64> = wanted.left_out.iter().copied().collect();
             for row in &rows {
                 if !left_out.contains(&row.try_get(0)?) {
@@ -407,10 +462,12 @@ impl OutboxStore {
         Ok(None)
     }
 
-    pub(super) async fn due_types(&self) -> Result<Vec<String>, sqlx::Error> {
+    pub(super) async fn due_types(&self) -> Result<Vec<String>, Failed> {
+        let mut scan = self.claims.begin(BEGIN_OWN).await?;
         let (mut types, mut behind) = (Vec::new(), String::new());
         loop {
-            let rows = sqlx::query(self.sql(PENDING_TYPES)).bind(&behind).bind(TYPES).fetch_all(&self.pool).await?;
+            let list = sqlx::query(self.sql(PENDING_TYPES)).bind(&behind).bind(TYPES);
+            let rows = list.fetch_all(&mut *scan).await?;
             for row in &rows {
                 behind = row.try_get(0)?;
                 if row.try_get(1)? {
@@ -418,20 +475,24 @@ impl OutboxStore {
                 }
             }
             if (rows.len() as i64) < TYPES {
+                scan.commit().await?;
                 return Ok(types);
             }
         }
     }
 }
 
-/// Which rows of those found, in order, are taken, and whether something was not taken because of its weight. A suspect is
-/// taken alone, and only when it is the first.
+/// Which rows of those found, in order, are taken, and whether something was not taken because of its weight. When the
+/// first is a suspect, only suspects are taken: those that lost one lease in a group, any other alone.
 fn choose(found: &[Found]) -> (Vec<i64>, bool) {
-    if let Some(first) = found.first().filter(|first| first.is_suspect()) {
-        return (vec![first.position.seq], false);
-    }
+    let losses = found.first().map_or(0, |first| first.losses);
+    let limit = match losses {
+        0 => usize::MAX,
+        1 => SUSPECT_GROUP,
+        _ => 1,
+    };
     let (mut chosen, mut weight) = (Vec::with_capacity(found.len()), 0);
-    for found in found.iter().filter(|found| !found.is_suspect()) {
+    for found in found.iter().filter(|found| found.losses == losses).take(limit) {
         if weight >= MAX_CLAIM_BYTES {
             return (chosen, true);
         }
@@ -463,8 +524,14 @@ fn bind_due<'q>(mut query: Bound<'q>, wanted: &Wanted<'q>) -> Bound<'q> {
 
 /// What [`FREE`] wants.
 fn bind_free<'q>(query: Bound<'q>, wanted: &Wanted<'q>) -> Bound<'q> {
-    let left_out: Vec<String> = wanted.left_out.iter().map(i64::to_string).collect();
-    query.bind(micros(wanted.lease)).bind(left_out.join(",")).bind(wanted.suspects)
+    let query = query.bind(micros(wanted.lease)).bind(micros(wanted.lease / 10));
+    query.bind(joined(wanted.left_out)).bind(wanted.suspects)
+}
+
+/// A list of rows as `FIND_IN_SET` searches it.
+fn joined(rows: &[i64]) -> String {
+    let rows: Vec<String> = rows.iter().map(i64::to_string).collect();
+    rows.join(",")
 }
 
 /// The position behind which to begin, as binds.

@@ -5,7 +5,7 @@ use sqlx::{MySqlConnection, Row};
 
 use super::OutboxStore;
 use crate::mysql::clock::{micros, storable};
-use crate::mysql::faults::TooLong;
+use crate::mysql::faults::{TooLong, number};
 use crate::outbox::{chunks, write_headers};
 
 /// Numbers are given in the order of the rows.
@@ -26,7 +26,18 @@ const NUMBERS: &str = "SELECT event_id, seq
      STRAIGHT_JOIN {table} ON event_id = CONVERT(wanted.id USING utf8mb4) COLLATE utf8mb4_bin";
 
 /// Binds: the rows. A transaction that a deadlock has undone commits what came after it as if it were well.
-pub(super) const STANDING: &str = "SELECT seq FROM {rows}";
+pub(super) const SURVIVING: &str = "SELECT seq FROM {rows}";
+
+/// True if a transaction is open. Outside of one a savepoint ends with the statement that made it.
+pub(super) async fn is_in_transaction(connection: &mut MySqlConnection) -> Result<bool, sqlx::Error> {
+    const NO_SUCH_SAVEPOINT: u16 = 1305;
+    sqlx::raw_sql("SAVEPOINT posthaste_probe").execute(&mut *connection).await?;
+    match sqlx::raw_sql("RELEASE SAVEPOINT posthaste_probe").execute(connection).await {
+        Ok(_) => Ok(true),
+        Err(error) if number(&error) == Some(NO_SUCH_SAVEPOINT) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
 
 /// Whether there is a text that its column cannot hold.
 pub(super) fn check(events: &[&Event]) -> Result<(), TooLong> {

@@ -3,8 +3,9 @@ use std::time::Duration;
 use posthaste_core::outbox::{Owner, Reader, Registration};
 use sqlx::Row;
 
-use super::OutboxStore;
+use super::{BEGIN_OWN, OutboxStore};
 use crate::mysql::clock::{micros, span};
+use crate::session::Failed;
 
 const REGISTER: &str =
     "INSERT INTO {table}_owner (reader, mode) VALUES (?, ?) ON DUPLICATE KEY UPDATE one_row = one_row";
@@ -12,10 +13,13 @@ const REGISTER: &str =
 const REGISTERED: &str = "SELECT reader, mode FROM {table}_owner";
 
 /// The generation comes first, because assignments may see what is assigned before them. Binds: the owner twice, the
-/// lease in microseconds, the owner.
+/// lease in microseconds, the owner, the lease in microseconds.
+///
+/// An ownership that ends later than a lease is long was taken before the clock was set back: nobody can tell when it ends,
+/// so it has ended.
 const TAKE: &str = "UPDATE {table}_owner
      SET generation = generation + IF(owner <=> ?, 0, 1), owner = ?, leased_until = {now} + INTERVAL ? MICROSECOND
-     WHERE owner IS NULL OR owner = ? OR leased_until <= {now}";
+     WHERE owner IS NULL OR owner = ? OR leased_until <= {now} OR leased_until > {now} + INTERVAL ? MICROSECOND";
 
 /// Binds: the owner.
 const TAKEN: &str =
@@ -31,17 +35,22 @@ impl OutboxStore {
         Ok(Registration { reader: row.try_get(0)?, mode: row.try_get(1)? })
     }
 
-    pub(super) async fn take_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, sqlx::Error> {
+    pub(super) async fn take_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, Failed> {
+        let mut work = self.renewals.begin(BEGIN_OWN).await?;
         let take = sqlx::query(self.sql(TAKE)).bind(owner).bind(owner).bind(micros(lease)).bind(owner);
-        take.execute(&self.pool).await?;
-        let row = sqlx::query(self.sql(TAKEN)).bind(owner).fetch_one(&self.pool).await?;
-        Ok(match row.try_get(0)? {
+        take.bind(micros(lease + lease / 10)).execute(&mut *work).await?;
+        let row = sqlx::query(self.sql(TAKEN)).bind(owner).fetch_one(&mut *work).await?;
+        let taken = match row.try_get(0)? {
             true => Owner::Us { generation: row.try_get(1)? },
             false => Owner::Other { remaining: span(row.try_get(2)?) },
-        })
+        };
+        work.commit().await?;
+        Ok(taken)
     }
 
-    pub(super) async fn end_ownership(&self, owner: &str) -> Result<(), sqlx::Error> {
-        sqlx::query(self.sql(GIVE_UP)).bind(owner).execute(&self.pool).await.map(|_| ())
+    pub(super) async fn end_ownership(&self, owner: &str) -> Result<(), Failed> {
+        let mut work = self.renewals.begin(BEGIN_OWN).await?;
+        sqlx::query(self.sql(GIVE_UP)).bind(owner).execute(&mut *work).await?;
+        work.commit().await
     }
 }

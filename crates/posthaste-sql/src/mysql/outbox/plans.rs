@@ -6,7 +6,7 @@ use posthaste_testing::servers;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use tokio::sync::OnceCell;
 
-use super::{claim, fill, settle, upkeep};
+use super::{claim, fill, lease, settle, upkeep};
 use crate::mysql::migrations;
 
 /// 100,000 rows that are pending, of ten types and a thousand keys, 100,000 that are done and 50,000 that are delayed.
@@ -91,7 +91,7 @@ fn assert_searches(plan: &[String], table: &str, index: &str) {
 
 const BEGINNING: [&str; 3] = ["'1000-01-01'", "'1000-01-01'", "-9223372036854775808"];
 const MIDDLE: [&str; 3] = ["UTC_TIMESTAMP(6) - INTERVAL 10 MINUTE", "UTC_TIMESTAMP(6) - INTERVAL 10 MINUTE", "100000"];
-const FREE: [&str; 3] = ["30000000", "'1,2,3'", "TRUE"];
+const FREE: [&str; 4] = ["30000000", "100", "'1,2,3'", "TRUE"];
 
 #[tokio::test]
 async fn what_is_claimed_is_found_by_its_index_in_order() {
@@ -143,12 +143,14 @@ async fn rows_are_looked_up_by_their_numbers() {
                 (claim::read(), &["'[5,6]'"][..]),
                 (claim::LEASE.to_owned(), &["'[5,6]'", "'lock'", "0"]),
                 (settle::standing(mode), &["'[5,6]'", "'a:1,b'"]),
+                (settle::lock_standing(mode), &["'[5,6]'", "'a:1,b'"]),
                 (settle::done(mode), &["'[5,6]'", "'a:1,b'"]),
                 (settle::change(mode), &[changes, "'a:1,b'"]),
-                (settle::RENEW.to_owned(), &["'[5,6]'", "'a:1,b'"]),
-                (settle::RELEASE.to_owned(), &["'[5,6]'", "'a:1,b'"]),
-                (claim::meet(), &["'[5,6]'", "1000", "''", "TRUE"]),
-                (claim::STANDING.to_owned(), &["'[5,6]'"]),
+                (lease::RENEW.to_owned(), &["'[5,6]'"]),
+                (lease::RELEASE.to_owned(), &["'[5,6]'"]),
+                (claim::meet(), &["'[5,6]'", "1000", "100", "''", "TRUE"]),
+                (claim::WAITED_FOR.to_owned(), &["'[5,6]'"]),
+                (claim::LOCK_PARKED.to_owned(), &["'[5,6]'"]),
                 (claim::PARK.to_owned(), &["'[5,6]'"]),
                 (claim::UNPARK.to_owned(), &["'[5,6]'"]),
             ] {

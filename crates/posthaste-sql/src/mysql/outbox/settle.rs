@@ -1,20 +1,15 @@
 use std::collections::HashSet;
 
-use posthaste_core::outbox::{Change, DeadHead, Mode, OutboxStatus};
+use posthaste_core::outbox::{Change, Changed, DeadHead, Mode, OutboxStatus};
 use serde_json::json;
 use sqlx::MySqlConnection;
 
-use super::claim::{PARKED, UNPARK};
-use super::{OutboxStore, list};
+use super::claim::{LOCK_PARKED, PARKED, UNPARK};
+use super::{BEGIN_OWN, OutboxStore, list};
 use crate::mysql::clock::micros;
-use crate::outbox::UNPARKED;
-
-/// The leases of these rows, if they still stand, begin anew. Binds: the rows, the locks.
-pub(super) const RENEW: &str = "UPDATE {rows} SET locked_at = {now} WHERE pending = 1 AND FIND_IN_SET(locked_by, ?)";
-
-/// Another process need not wait for the end of these leases. Binds: the rows, the locks.
-pub(super) const RELEASE: &str = "UPDATE {rows} SET locked_by = NULL, locked_at = NULL
-     WHERE pending = 1 AND FIND_IN_SET(locked_by, ?)";
+use crate::mysql::faults::is_lock_timeout;
+use crate::outbox::unparked;
+use crate::session::Failed;
 
 /// Which rows may be changed: pending ones whose claim still stands. Binds: the fences of all of them, which are ids of
 /// ours and hold no comma.
@@ -31,9 +26,14 @@ fn fence(mode: Mode) -> &'static str {
     }
 }
 
-/// Locks those of the rows that may be changed. Binds: the rows, the fences.
+/// Those of the rows that may be changed, whoever has locked them. Binds: the rows, the fences.
 pub(super) fn standing(mode: Mode) -> String {
-    format!("SELECT seq FROM {{rows}} WHERE {} FOR UPDATE", fence(mode))
+    format!("SELECT seq FROM {{rows}} WHERE {}", fence(mode))
+}
+
+/// Locks those of the rows that may be changed and that no other transaction has locked. Binds: the rows, the fences.
+pub(super) fn lock_standing(mode: Mode) -> String {
+    format!("{} FOR UPDATE SKIP LOCKED", standing(mode))
 }
 
 /// The usual case. Binds: the rows, the fences.
@@ -68,23 +68,28 @@ pub(super) fn change(mode: Mode) -> String {
 }
 
 impl OutboxStore {
-    pub(super) async fn change(&self, fences: &[String], changes: &[Change]) -> Result<HashSet<i64>, sqlx::Error> {
-        let rows: Vec<i64> = changes.iter().map(|change| change.seq).collect();
+    pub(super) async fn change(&self, fences: &[String], changes: &[Change]) -> Result<Changed, Failed> {
         if !matches!(self.mode, Mode::Ordered(_)) {
-            let mut transaction = self.transaction().await?;
-            let changed = self.change_rows(&mut transaction, fences, changes).await?;
-            if changed == rows.len() as u64 {
-                transaction.commit().await?;
-                return Ok(rows.into_iter().collect());
+            match self.change_all(fences, changes).await {
+                Ok(Some(changed)) => return Ok(changed),
+                // Nobody tells which rows were changed or are locked: those that may be changed are locked first.
+                Ok(None) => {}
+                Err(Failed::Statement(error)) if is_lock_timeout(&error) => {}
+                Err(failed) => return Err(failed),
             }
-            // Nobody tells which rows those were: asked for first, and then changed.
-            transaction.rollback().await?;
         }
-        let mut transaction = self.transaction().await?;
-        let standing = self.standing(&mut transaction, &standing(self.mode), fences, &rows).await?;
-        let changes: Vec<Change> = changes.iter().filter(|change| standing.contains(&change.seq)).cloned().collect();
+        let mut rows: Vec<i64> = changes.iter().map(|change| change.seq).collect();
+        let mut work = self.settlements.begin(BEGIN_OWN).await?;
+        let ours: HashSet<i64> = self.lock_standing(&mut work, fences, &rows).await?.into_iter().collect();
+        let changes: Vec<Change> = changes.iter().filter(|change| ours.contains(&change.seq)).cloned().collect();
         if !changes.is_empty() {
-            self.change_rows(&mut transaction, fences, &changes).await?;
+            self.change_rows(&mut work, fences, &changes).await?;
+        }
+        rows.retain(|seq| !ours.contains(seq));
+        let mut locked = HashSet::new();
+        if !rows.is_empty() {
+            let held = sqlx::query_scalar(self.sql(&standing(self.mode))).bind(list(&rows)).bind(fences.join(","));
+            locked = held.fetch_all(&mut *work).await?.into_iter().collect();
         }
         if matches!(self.mode, Mode::Ordered(_)) {
             let passed = changes.iter().filter(|change| match change.status {
@@ -94,10 +99,23 @@ impl OutboxStore {
             });
             let passed: Vec<i64> = passed.map(|change| change.seq).collect();
             // A statement of its own, which sees what was parked until those rows could be changed.
-            self.unpark_behind(&mut transaction, &passed).await?;
+            self.unpark_behind(&mut work, &passed).await?;
         }
-        transaction.commit().await?;
-        Ok(standing)
+        work.commit().await?;
+        Ok(Changed { rows: ours, locked })
+    }
+
+    /// The usual case: all of them are ours and nobody has locked one. Else nothing is changed.
+    async fn change_all(&self, fences: &[String], changes: &[Change]) -> Result<Option<Changed>, Failed> {
+        let mut work = self.settlements.begin(BEGIN_OWN).await?;
+        let changed = self.change_rows(&mut work, fences, changes).await?;
+        if changed != changes.len() as u64 {
+            sqlx::raw_sql("ROLLBACK").execute(&mut *work).await?;
+            work.commit().await?;
+            return Ok(None);
+        }
+        work.commit().await?;
+        Ok(Some(Changed { rows: changes.iter().map(|change| change.seq).collect(), locked: HashSet::new() }))
     }
 
     /// Answers with how many rows there were to change, also where they are as before.
@@ -116,16 +134,15 @@ impl OutboxStore {
         Ok(changed.rows_affected())
     }
 
-    /// Locks those of the rows whose fence stands.
-    async fn standing(
+    /// Locks those of the rows whose fence stands and that no other transaction has locked.
+    pub(super) async fn lock_standing(
         &self,
         connection: &mut MySqlConnection,
-        sql: &str,
         fences: &[String],
         rows: &[i64],
-    ) -> Result<HashSet<i64>, sqlx::Error> {
-        let standing = sqlx::query_scalar(self.sql(sql)).bind(list(rows)).bind(fences.join(","));
-        Ok(standing.fetch_all(connection).await?.into_iter().collect())
+    ) -> Result<Vec<i64>, sqlx::Error> {
+        let lock = sqlx::query_scalar(self.sql(&lock_standing(self.mode))).bind(list(rows)).bind(fences.join(","));
+        lock.fetch_all(connection).await
     }
 
     /// What waits behind these rows, which are finished or about to be deleted and locked by this transaction, may be met
@@ -138,11 +155,15 @@ impl OutboxStore {
         if finished.is_empty() {
             return Ok(());
         }
-        let parked = sqlx::query_scalar(self.sql(PARKED)).bind(list(finished)).bind(UNPARKED as i64 - 1);
+        // Rows of one key are seldom finished together, so each is taken for a key of its own.
+        let parked =
+            sqlx::query_scalar(self.sql(PARKED)).bind(list(finished)).bind(unparked(finished.len()) as i64 - 1);
         let parked = parked.fetch_all(&mut *connection).await?;
         self.unpark(connection, parked).await
     }
 
+    /// Whoever checks whether a row is unfinished has it locked for a moment, so rows that are locked are waited for. Only
+    /// what somebody has for longer is left to the sweep: a settlement must not fail for a row that is not its own.
     pub(super) async fn unpark(
         &self,
         connection: &mut MySqlConnection,
@@ -153,33 +174,16 @@ impl OutboxStore {
         }
         parked.sort_unstable();
         parked.dedup();
-        sqlx::query(self.sql(UNPARK)).bind(list(&parked)).execute(connection).await.map(|_| ())
-    }
-
-    /// Runs a statement about leases, and answers which rows it changed.
-    pub(super) async fn change_leases(
-        &self,
-        sql: &str,
-        locks: &[String],
-        rows: &[i64],
-    ) -> Result<HashSet<i64>, sqlx::Error> {
-        let mut transaction = self.transaction().await?;
-        let mut rows: HashSet<i64> = rows.iter().copied().collect();
-        loop {
-            let mut in_order: Vec<i64> = rows.iter().copied().collect();
-            in_order.sort_unstable();
-            let change = sqlx::query(self.sql(sql)).bind(list(&in_order)).bind(locks.join(","));
-            let changed = change.execute(&mut *transaction).await?.rows_affected();
-            if changed == rows.len() as u64 {
-                break;
-            }
-            // Nobody tells which rows those were: asked for first, and then changed.
-            transaction.rollback().await?;
-            transaction = self.transaction().await?;
-            rows = self.standing(&mut transaction, &standing(self.mode), locks, &in_order).await?;
+        let unpark = sqlx::query(self.sql(UNPARK)).bind(list(&parked)).execute(&mut *connection).await;
+        match unpark {
+            Err(error) if is_lock_timeout(&error) => {}
+            unparked => return unparked.map(|_| ()),
         }
-        transaction.commit().await?;
-        Ok(rows)
+        let free = sqlx::query_scalar(self.sql(LOCK_PARKED)).bind(list(&parked)).fetch_all(&mut *connection).await?;
+        if free.is_empty() {
+            return Ok(());
+        }
+        sqlx::query(self.sql(UNPARK)).bind(list(&free)).execute(connection).await.map(|_| ())
     }
 }
 

@@ -1,21 +1,29 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use posthaste_core::outbox::{
-    Chosen, DeadHead, MAX_CLAIM_BYTES, Met, Mode, Pending, Position, Taken, Wanted, choose_runs,
+    Chosen, DEAD_AFTER_LOSSES, DeadHead, MAX_CLAIM_BYTES, Met, Mode, Pending, Position, STARTED, SUSPECT_GROUP, Taken,
+    Wanted, choose_runs,
 };
 use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Postgres, Row, Transaction};
+use sqlx::{AssertSqlSafe, PgConnection, Row};
 
-use super::OutboxStore;
 use super::rows::{DUE_COLUMNS, Due, EVENT_COLUMNS, due, key, position};
-use crate::begin::begin;
-use crate::outbox::{STRETCH, key_of};
+use super::settle::{CHANGE, Locked};
+use super::{OutboxStore, fill};
+use crate::outbox::{SOONEST_TAKEOVER, STRETCH, key_of};
 use crate::postgres::clock::{earliest, micros, span};
+use crate::session::Failed;
 
-/// Whether the lease that is lost now is one too many: after three, the row is taken for the reason.
-const LOST: &str = "locked_at IS NOT NULL AND lease_losses >= 2";
+/// How many leases a free row has lost, with the one that is taken over now. After the first, only a lease under which its
+/// delivery had started counts.
+fn losses() -> String {
+    format!(
+        "lease_losses + (locked_at IS NOT NULL AND (lease_losses = 0 OR right(locked_by, {}) = '{STARTED}'))::integer",
+        STARTED.len()
+    )
+}
 
 /// Begins a transaction in which pending rows are read by their index, in its order.
 ///
@@ -61,28 +69,35 @@ pub(super) fn pending(of_one_type: bool) -> String {
 /// Leases what is due, and answers in no order. Binds: as [`pending`] up to the age, the lease in microseconds, whether a
 /// suspect may be claimed, the lock, the event type.
 ///
-/// A suspect is a row of which a lease was lost before or is lost now; it is claimed alone, and only when it is the
-/// first in the order. One that lost too many goes dead instead and is answered as such.
+/// A suspect is a row of which a lease was lost before or is lost now. When the first row in the order is one, only suspects
+/// are claimed: those that lost one lease in a group, any other alone. One that lost too many goes dead instead and is
+/// answered as such.
 pub(super) fn lease(of_one_type: bool) -> String {
     let (due, order) = due_rows(of_one_type.then_some("$9"));
     format!(
         "WITH due AS MATERIALIZED (
-             SELECT seq, available_at, locked_at IS NOT NULL OR lease_losses > 0 AS suspect,
+             SELECT seq, available_at, {losses} AS losses,
                  coalesce(octet_length(payload), octet_length(payload_bytes)) AS bytes
              FROM {{table}}
              WHERE {due} AND {FREE} AND seq NOT IN (SELECT unnest($1::bigint[]))
              ORDER BY {order} LIMIT $2
              FOR UPDATE SKIP LOCKED
          ), measured AS (
-             SELECT seq, suspect, first_value(suspect) OVER in_order AS suspect_first,
-                 row_number() OVER in_order AS place, sum(bytes) OVER in_order - bytes AS before
+             SELECT seq, losses, first_value(losses) OVER in_order AS first_losses,
+                 row_number() OVER in_order AS place, sum(bytes) OVER in_order - bytes AS before,
+                 count(*) FILTER (WHERE losses = 1) OVER in_order AS place_in_group
              FROM due WINDOW in_order AS (ORDER BY available_at, seq ROWS UNBOUNDED PRECEDING)
          )
          UPDATE {{table}} SET {lease}
          WHERE seq = ANY (ARRAY(
              SELECT seq FROM measured
-             WHERE CASE WHEN suspect_first THEN place = 1 ELSE NOT suspect AND before < {MAX_CLAIM_BYTES} END))
+             WHERE CASE
+                 WHEN first_losses = 0 THEN losses = 0 AND before < {MAX_CLAIM_BYTES}
+                 WHEN first_losses = 1
+                     THEN losses = 1 AND place_in_group <= {SUSPECT_GROUP} AND before < {MAX_CLAIM_BYTES}
+                 ELSE place = 1 END))
          RETURNING {EVENT_COLUMNS}, {DUE_COLUMNS}",
+        losses = losses(),
         lease = leased("$8")
     )
 }
@@ -94,7 +109,7 @@ pub(super) fn lease(of_one_type: bool) -> String {
 pub(super) fn meet() -> String {
     let (due, order) = due_rows(None);
     format!(
-        "SELECT seq, available_at, locked_at IS NOT NULL OR lease_losses > 0,
+        "SELECT seq, available_at, {losses},
              coalesce(octet_length(payload), octet_length(payload_bytes)), aggregate_type, aggregate_id,
              CASE WHEN aggregate_id IS NOT NULL THEN (
                  SELECT before.seq FROM {{table}} AS before
@@ -104,7 +119,8 @@ pub(super) fn meet() -> String {
          FROM {{table}} AS row
          WHERE {due} AND NOT parked AND {FREE} AND seq NOT IN (SELECT unnest($1::bigint[]))
          ORDER BY {order} LIMIT $2
-         FOR UPDATE OF row SKIP LOCKED"
+         FOR UPDATE OF row SKIP LOCKED",
+        losses = losses()
     )
 }
 
@@ -113,25 +129,40 @@ pub(super) fn lease_met() -> String {
     format!("UPDATE {{table}} SET {} WHERE seq = ANY ($1) RETURNING {EVENT_COLUMNS}, {DUE_COLUMNS}", leased("$2"))
 }
 
-/// Parks rows behind others that are unfinished and stay so until this is committed: who finishes one of them then finds
-/// what is parked behind it. Binds: the rows, what each waits for.
+/// Parks rows that were met, behind others that are unfinished. Binds: the rows.
+pub(super) const PARK: &str = "UPDATE {table} SET parked = true WHERE seq = ANY ($1)";
+
+/// Which of these rows are unfinished and not about to be finished: nobody has locked them. Whoever finishes one of them
+/// later sees what is parked behind it by now. `{rows}` is a list of numbers.
 ///
-/// An array, so that all of them are locked before the first row is changed: one that is parked itself cannot be locked
-/// after that.
-pub(super) const PARK: &str = "UPDATE {table} AS row SET parked = true
-     FROM unnest($1::bigint[], $2::bigint[]) AS waiting (seq, predecessor)
-     WHERE row.seq = waiting.seq AND waiting.predecessor = ANY (ARRAY(
-         SELECT seq FROM {table} WHERE seq = ANY ($2) AND {standing} FOR SHARE SKIP LOCKED))";
+/// One message for all of it: the locks are gone when the server has carried it out, however long this process takes to
+/// read the answer. No lock of ours may stand on rows that others have claimed.
+const PREDECESSORS: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+     SET LOCAL enable_seqscan = off; SET LOCAL jit = off;
+     SELECT seq FROM {table} WHERE seq = ANY ('{{rows}}'::bigint[]) AND {standing} FOR SHARE SKIP LOCKED;
+     COMMIT";
 
 /// Unparks the first rows of keys, so that they are met again. Binds: the aggregate types, the aggregate ids, how many.
-pub(super) const UNPARK: &str = "UPDATE {table} SET parked = false WHERE seq = ANY (ARRAY(
+///
+/// Whoever checks whether a row is unfinished has it locked for a moment, so rows that are locked are waited for. Only what
+/// somebody has for longer is left to the sweep: a settlement must not fail for a row that is not its own.
+pub(super) fn unpark(locked: Locked) -> String {
+    const PARKED: &str = "ARRAY(
          SELECT next.seq
-         FROM (SELECT DISTINCT * FROM unnest($1::text[], $2::text[])) AS key (aggregate_type, aggregate_id)
+         FROM unnest($1::text[], $2::text[]) AS key (aggregate_type, aggregate_id)
          CROSS JOIN LATERAL (
              SELECT seq, parked FROM {table} AS row
              WHERE row.aggregate_type = key.aggregate_type AND row.aggregate_id = key.aggregate_id AND row.{unfinished}
              ORDER BY row.aggregate_type, row.aggregate_id, row.seq LIMIT $3) AS next
-         WHERE next.parked))";
+         WHERE next.parked)";
+    match locked {
+        Locked::Wait => format!("UPDATE {{table}} SET parked = false WHERE seq = ANY ({PARKED})"),
+        Locked::Skip => format!(
+            "UPDATE {{table}} SET parked = false
+             WHERE seq = ANY (ARRAY(SELECT seq FROM {{table}} WHERE seq = ANY ({PARKED}) FOR UPDATE SKIP LOCKED))"
+        ),
+    }
+}
 
 /// Which of the next parked rows wait for nobody. Binds: the row behind which to begin, the limit.
 pub(super) const FORGOTTEN: &str = "SELECT seq, NOT EXISTS (
@@ -141,30 +172,49 @@ pub(super) const FORGOTTEN: &str = "SELECT seq, NOT EXISTS (
      FROM {table} AS row WHERE parked AND seq > $1 ORDER BY seq LIMIT $2";
 
 /// Binds: the rows.
-const FREE_FORGOTTEN: &str = "UPDATE {table} SET parked = false WHERE seq = ANY ($1)";
+const UNPARK_ROWS: &str = "UPDATE {table} SET parked = false WHERE seq = ANY ($1)";
 
-/// How long until the first row is due that is not left out. Binds: the rows to leave out, whether a suspect may be
-/// claimed, the event type.
+/// How long until the first row is due that is not left out, or until the first lease ends of another process. Binds: the
+/// rows to leave out, whether a suspect may be claimed, the event type; where rows are leased, the lease in microseconds.
+///
+/// Leases are looked for at the head only, because claims take rows from there.
 pub(super) fn next_due(mode: Mode, of_one_type: bool) -> String {
     let (of_type, order) = match of_one_type {
         true => ("AND event_type >= $3 AND event_type <= $3", "event_type, available_at, seq"),
         false => ("", "available_at, seq"),
     };
-    let free = match mode {
-        Mode::SingleNode | Mode::WriterOnly => "",
-        Mode::MultiNode => "AND locked_at IS NULL",
-        Mode::Ordered(_) => "AND NOT parked AND locked_at IS NULL",
+    let lease = if of_one_type { "$4" } else { "$3" };
+    let (ready, free) = match mode {
+        Mode::SingleNode | Mode::WriterOnly => ("", ""),
+        Mode::MultiNode => ("", "AND locked_at IS NULL"),
+        Mode::Ordered(_) => ("AND NOT parked", "AND locked_at IS NULL"),
     };
-    format!(
+    let first = format!(
         "SELECT (extract(epoch FROM available_at - {{now}}) * 1000000)::bigint FROM {{table}}
-         WHERE status IN (0, 2) {of_type} {free} AND ($2 OR lease_losses = 0)
+         WHERE status IN (0, 2) {of_type} {ready} {free} AND ($2 OR lease_losses = 0)
            AND seq NOT IN (SELECT unnest($1::bigint[]))
          ORDER BY {order} LIMIT 1"
+    );
+    if !mode.leases_rows() {
+        return first;
+    }
+    format!(
+        "SELECT least(({first}), (
+             SELECT greatest({SOONEST_TAKEOVER}, (extract(epoch FROM min(locked_at) - {{now}}) * 1000000)::bigint + {lease})
+             FROM (SELECT locked_at FROM {{table}}
+                   WHERE status IN (0, 2) {of_type} {ready} AND available_at <= {{now}}
+                     AND seq NOT IN (SELECT unnest($1::bigint[]))
+                   ORDER BY {order} LIMIT 1000) AS head
+             WHERE $2 AND locked_at IS NOT NULL))"
     )
 }
 
 /// What no lease keeps from being claimed, with the lease in `$6`, and `$7` telling whether suspects may be.
-const FREE: &str = "(locked_at IS NULL OR locked_at <= {now} - $6 * interval '1 microsecond')
+///
+/// A lease that began in the future was taken before the clock was set back: nobody can tell when it ends, so it has ended.
+/// But not if it began within a tenth of its length: it may have been taken since this statement began.
+const FREE: &str = "(locked_at IS NULL OR locked_at <= {now} - $6 * interval '1 microsecond'
+         OR locked_at > {now} + $6 / 10 * interval '1 microsecond')
      AND ($7 OR (locked_at IS NULL AND lease_losses = 0))";
 
 /// What is due behind the position `$3, $4` and older than `$5`, and its order in the index that has it.
@@ -190,24 +240,21 @@ fn due_rows(event_type: Option<&str>) -> (String, &'static str) {
 
 /// What a lease changes in a row.
 fn leased(lock: &str) -> String {
+    let losses = losses();
+    let lost = format!("locked_at IS NOT NULL AND {losses} >= {DEAD_AFTER_LOSSES}");
     format!(
-        "lease_losses = lease_losses + (locked_at IS NOT NULL)::integer,
-         status = CASE WHEN {LOST} THEN 3 ELSE status END,
-         done_at = CASE WHEN {LOST} THEN {{now}} END,
-         last_error = CASE WHEN {LOST} THEN 'lease_lost: ' || lease_losses + 1 || ' processes that claimed it did not settle it' ELSE last_error END,
-         locked_by = CASE WHEN {LOST} THEN NULL ELSE {lock} END,
-         locked_at = CASE WHEN {LOST} THEN NULL ELSE {{now}} END"
+        "lease_losses = {losses},
+         status = CASE WHEN {lost} THEN 3 ELSE status END,
+         done_at = CASE WHEN {lost} THEN {{now}} END,
+         last_error = CASE WHEN {lost} THEN 'lease_lost: ' || {losses} || ' processes that claimed it did not settle it' ELSE last_error END,
+         locked_by = CASE WHEN {lost} THEN NULL ELSE {lock} END,
+         locked_at = CASE WHEN {lost} THEN NULL ELSE {{now}} END"
     )
 }
 
 impl OutboxStore {
-    /// A transaction to read or claim rows in.
-    pub(super) async fn scan(&self) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
-        begin(&self.pool, Some(SCAN)).await
-    }
-
-    pub(super) async fn read_due(&self, wanted: &Wanted<'_>) -> Result<Taken, sqlx::Error> {
-        let mut scan = self.scan().await?;
+    pub(super) async fn read_due(&self, wanted: &Wanted<'_>) -> Result<Taken, Failed> {
+        let mut scan = self.claims.begin(SCAN).await?;
         let sql = self.sql(&pending(wanted.event_type.is_some()));
         let (time, seq) = bound(wanted.behind);
         let query = sqlx::query(sql).bind(wanted.left_out).bind(limit(wanted.limit)).bind(time).bind(seq);
@@ -217,11 +264,11 @@ impl OutboxStore {
         }
         let rows = query.fetch_all(&mut *scan).await?;
         scan.commit().await?;
-        taken(&rows)
+        Ok(taken(&rows)?)
     }
 
-    pub(super) async fn lease_due(&self, wanted: &Wanted<'_>) -> Result<Taken, sqlx::Error> {
-        let mut scan = self.scan().await?;
+    pub(super) async fn lease_due(&self, wanted: &Wanted<'_>) -> Result<Taken, Failed> {
+        let mut scan = self.claims.begin(SCAN).await?;
         let sql = self.sql(&lease(wanted.event_type.is_some()));
         let (time, seq) = bound(wanted.behind);
         let query = sqlx::query(sql).bind(wanted.left_out).bind(limit(wanted.limit)).bind(time).bind(seq);
@@ -232,12 +279,12 @@ impl OutboxStore {
         }
         let rows = query.fetch_all(&mut *scan).await?;
         scan.commit().await?;
-        taken(&rows)
+        Ok(taken(&rows)?)
     }
 
-    pub(super) async fn lease_runs(&self, wanted: &Wanted<'_>) -> Result<Taken, sqlx::Error> {
-        let mut scan = self.scan().await?;
-        self.free_forgotten(&mut scan).await?;
+    pub(super) async fn lease_runs(&self, wanted: &Wanted<'_>) -> Result<Taken, Failed> {
+        self.sweep_parked().await?;
+        let mut scan = self.claims.begin(SCAN).await?;
         let met = self.meet(&mut scan, wanted).await?;
         let Chosen { taken: chosen, parked, is_cut } = choose_runs(&met);
         let rows = match chosen.is_empty() {
@@ -245,21 +292,53 @@ impl OutboxStore {
             false => self.lease_chosen(&mut scan, &chosen, wanted.lock).await?,
         };
         if !parked.is_empty() {
-            let (rows, predecessors): (Vec<i64>, Vec<i64>) = parked.into_iter().unzip();
-            sqlx::query(self.sql(PARK)).bind(rows).bind(predecessors).execute(&mut *scan).await?;
+            let rows: Vec<i64> = parked.iter().map(|(row, _)| *row).collect();
+            sqlx::query(self.sql(PARK)).bind(rows).execute(&mut *scan).await?;
         }
         scan.commit().await?;
         let is_full = met.len() >= wanted.limit;
         // What was cut off stands among what was met: the next claim begins where this one did.
         let last = met.last().map(|met| met.position).filter(|_| !is_cut);
-        Ok(Taken { rows, more: is_full || is_cut, last })
+        let taken = Taken { rows, more: is_full || is_cut, last };
+        // What is leased is ours, whatever becomes of this.
+        if let Err(failed) = self.check_parked(&parked).await {
+            tracing::warn!(table = %self.table, ?failed, "parked rows are not checked: the next sweep finds those that wait for nobody");
+        }
+        Ok(taken)
     }
 
-    /// Looks at some of what is parked.
-    async fn free_forgotten(&self, scan: &mut PgConnection) -> Result<(), sqlx::Error> {
+    /// A row may have been finished while others were parked behind it, and nobody would unpark those. Runs after they are
+    /// parked for everybody to see, and unparks those whose predecessor is finished or about to be.
+    async fn check_parked(&self, parked: &[(i64, i64)]) -> Result<(), Failed> {
+        if parked.is_empty() {
+            return Ok(());
+        }
+        let predecessors: HashSet<i64> = parked.iter().map(|(_, predecessor)| *predecessor).collect();
+        let numbers: Vec<String> = predecessors.iter().map(i64::to_string).collect();
+        let sql = fill(PREDECESSORS, &self.table, self.mode).replace("{rows}", &numbers.join(","));
+        let waiting = self.claims.fetch(sqlx::raw_sql(AssertSqlSafe(sql))).await?;
+        let waiting = waiting.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<i64>, _>>()?;
+        let free = parked.iter().filter(|(_, predecessor)| !waiting.contains(predecessor));
+        let free: Vec<i64> = free.map(|(row, _)| *row).collect();
+        self.unpark_rows(&free).await
+    }
+
+    async fn unpark_rows(&self, rows: &[i64]) -> Result<(), Failed> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let mut work = self.claims.begin(CHANGE).await?;
+        sqlx::query(self.sql(UNPARK_ROWS)).bind(rows).execute(&mut *work).await?;
+        work.commit().await
+    }
+
+    /// Looks at some of what is parked, for rows that wait for nobody.
+    async fn sweep_parked(&self) -> Result<(), Failed> {
         let Some(behind) = self.patrol.next() else { return Ok(()) };
+        let mut scan = self.claims.begin(SCAN).await?;
         let look = sqlx::query(self.sql(FORGOTTEN)).bind(behind.seq).bind(limit(STRETCH));
         let rows = look.fetch_all(&mut *scan).await?;
+        scan.commit().await?;
         let (mut last, mut forgotten) = (None, Vec::new());
         for row in &rows {
             let seq: i64 = row.try_get(0)?;
@@ -268,9 +347,7 @@ impl OutboxStore {
                 forgotten.push(seq);
             }
         }
-        if !forgotten.is_empty() {
-            sqlx::query(self.sql(FREE_FORGOTTEN)).bind(forgotten).execute(scan).await?;
-        }
+        self.unpark_rows(&forgotten).await?;
         self.patrol.looked(rows.len(), last);
         Ok(())
     }
@@ -283,7 +360,7 @@ impl OutboxStore {
         let read = |row: &PgRow| {
             Ok(Met {
                 position: position(row.try_get(1)?, row.try_get(0)?),
-                is_suspect: row.try_get(2)?,
+                losses: row.try_get::<i32, _>(2)?.max(0) as u32,
                 bytes: row.try_get::<i32, _>(3)?.max(0) as usize,
                 key: key_of(row.try_get(4)?, row.try_get(5)?),
                 predecessor: row.try_get(6)?,
@@ -309,24 +386,28 @@ impl OutboxStore {
             }
             by_seq.insert(pending.position.seq, pending);
         }
-        self.unpark(scan, passed).await?;
+        self.unpark(scan, passed, Locked::Skip).await?;
         Ok(chosen.iter().filter_map(|seq| by_seq.remove(seq)).collect())
     }
 
-    pub(super) async fn first_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, sqlx::Error> {
-        let mut scan = self.scan().await?;
+    pub(super) async fn first_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, Failed> {
+        let mut scan = self.claims.begin(SCAN).await?;
         let sql = self.sql(&next_due(self.mode, wanted.event_type.is_some()));
         let mut query = sqlx::query(sql).bind(wanted.left_out).bind(wanted.suspects);
         if let Some(event_type) = wanted.event_type {
             query = query.bind(event_type);
         }
+        if self.mode.leases_rows() {
+            query = query.bind(micros(wanted.lease));
+        }
         let row = query.fetch_optional(&mut *scan).await?;
         scan.commit().await?;
-        row.map(|row| row.try_get(0).map(span)).transpose()
+        let wait: Option<i64> = row.map(|row| row.try_get(0)).transpose()?.flatten();
+        Ok(wait.map(span))
     }
 
-    pub(super) async fn due_types(&self) -> Result<Vec<String>, sqlx::Error> {
-        let mut scan = self.scan().await?;
+    pub(super) async fn due_types(&self) -> Result<Vec<String>, Failed> {
+        let mut scan = self.claims.begin(SCAN).await?;
         let types = sqlx::query_scalar(self.sql(PENDING_TYPES)).fetch_all(&mut *scan).await?;
         scan.commit().await?;
         Ok(types)

@@ -4,16 +4,21 @@ use posthaste_core::outbox::{Owner, Reader, Registration};
 use sqlx::Row;
 
 use super::OutboxStore;
+use super::settle::CHANGE;
 use crate::postgres::clock::{micros, span};
+use crate::session::Failed;
 
 const REGISTER: &str = "INSERT INTO {table}_owner (reader, mode) VALUES ($1, $2) ON CONFLICT DO NOTHING";
 
 const REGISTERED: &str = "SELECT reader, mode FROM {table}_owner";
 
+/// An ownership that ends later than a lease is long was taken before the clock was set back: nobody can tell when it ends,
+/// so it has ended. Binds: the owner, the lease in microseconds.
 const TAKE: &str = "UPDATE {table}_owner
      SET generation = generation + (owner IS DISTINCT FROM $1)::integer, owner = $1,
          leased_until = {now} + $2 * interval '1 microsecond'
      WHERE owner IS NULL OR owner = $1 OR leased_until <= {now}
+        OR leased_until > {now} + $2 * 11 / 10 * interval '1 microsecond'
      RETURNING generation";
 
 const REMAINING: &str = "SELECT (extract(epoch FROM leased_until - {now}) * 1000000)::bigint FROM {table}_owner";
@@ -28,16 +33,23 @@ impl OutboxStore {
         Ok(Registration { reader: row.try_get(0)?, mode: row.try_get(1)? })
     }
 
-    pub(super) async fn take_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, sqlx::Error> {
+    pub(super) async fn take_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, Failed> {
+        let mut work = self.renewals.begin(CHANGE).await?;
         let take = sqlx::query(self.sql(TAKE)).bind(owner).bind(micros(lease));
-        if let Some(row) = take.fetch_optional(&self.pool).await? {
-            return Ok(Owner::Us { generation: row.try_get(0)? });
-        }
-        let row = sqlx::query(self.sql(REMAINING)).fetch_one(&self.pool).await?;
-        Ok(Owner::Other { remaining: span(row.try_get(0)?) })
+        let taken = match take.fetch_optional(&mut *work).await? {
+            Some(row) => Owner::Us { generation: row.try_get(0)? },
+            None => {
+                let row = sqlx::query(self.sql(REMAINING)).fetch_one(&mut *work).await?;
+                Owner::Other { remaining: span(row.try_get(0)?) }
+            }
+        };
+        work.commit().await?;
+        Ok(taken)
     }
 
-    pub(super) async fn end_ownership(&self, owner: &str) -> Result<(), sqlx::Error> {
-        sqlx::query(self.sql(GIVE_UP)).bind(owner).execute(&self.pool).await.map(|_| ())
+    pub(super) async fn end_ownership(&self, owner: &str) -> Result<(), Failed> {
+        let mut work = self.renewals.begin(CHANGE).await?;
+        sqlx::query(self.sql(GIVE_UP)).bind(owner).execute(&mut *work).await?;
+        work.commit().await
     }
 }

@@ -1,24 +1,15 @@
 use std::collections::HashSet;
 
-use posthaste_core::outbox::{Change, DeadHead, Mode, OutboxStatus};
+use posthaste_core::outbox::{Change, Changed, DeadHead, Mode, OutboxStatus};
 use sqlx::postgres::PgRow;
-use sqlx::{PgConnection, Row};
+use sqlx::{PgConnection, Postgres, Row};
 
 use super::OutboxStore;
-use super::claim::UNPARK;
-use crate::begin::begin;
-use crate::outbox::UNPARKED;
+use super::claim::unpark;
+use crate::outbox::unparked;
 use crate::postgres::clock::micros;
-
-/// The leases of these rows, if they still stand, begin anew. Binds: the locks, the rows.
-pub(super) const RENEW: &str = "UPDATE {table} SET locked_at = {now}
-     WHERE seq = ANY ($2) AND status NOT IN (1, 3) AND locked_by = ANY ($1)
-     RETURNING seq";
-
-/// Another process need not wait for the end of these leases. Binds: the locks, the rows.
-pub(super) const RELEASE: &str = "UPDATE {table} SET locked_by = NULL, locked_at = NULL
-     WHERE seq = ANY ($2) AND status NOT IN (1, 3) AND locked_by = ANY ($1)
-     RETURNING seq";
+use crate::postgres::faults::is_lock_timeout;
+use crate::session::{Failed, Session};
 
 /// Which rows may be changed: pending ones whose claim still stands. `$1` are the fences of all of them.
 ///
@@ -27,7 +18,7 @@ pub(super) const RELEASE: &str = "UPDATE {table} SET locked_by = NULL, locked_at
 ///
 /// That a row could be held by another claim among `$1` than its own is excluded by the table of what this process
 /// holds, which names each row under its present claim only.
-fn fence(mode: Mode) -> &'static str {
+pub(super) fn fence(mode: Mode) -> &'static str {
     match mode.leases_rows() {
         true => "row.status NOT IN (1, 3) AND row.locked_by = ANY ($1)",
         false => {
@@ -40,12 +31,36 @@ fn fence(mode: Mode) -> &'static str {
 /// Begins a transaction in which rows are changed that are known by their numbers.
 ///
 /// Each statement sees what was committed before it, whatever the server's default is: what is unparked depends on it. A
-/// plan that was made while the table was small is kept when it is large: no plan may read the whole of it. Whoever else
-/// has a row is not waited for until the caller loses patience, because the connection would go on waiting; and what a host
-/// that vanishes has locked is free after ten seconds.
+/// plan that was made while the table was small is kept when it is large: no plan may read the whole of it. A statement
+/// that meets a locked row gives up soon, because then it is repeated without the rows that are locked. What a host that
+/// vanishes has locked is free after ten seconds.
 pub(super) const CHANGE: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
-     SET LOCAL enable_seqscan = off; SET LOCAL jit = off; SET LOCAL lock_timeout = '900ms';
+     SET LOCAL enable_seqscan = off; SET LOCAL jit = off; SET LOCAL lock_timeout = '100ms';
      SET LOCAL idle_in_transaction_session_timeout = '10s'";
+
+/// Whether a statement waits for rows that other transactions have locked, a moment, or leaves them alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Locked {
+    Wait,
+    Skip,
+}
+
+/// The rows `$2` whose fence stands, as a condition of an UPDATE.
+pub(super) fn chosen(mode: Mode, locked: Locked) -> String {
+    let fence = fence(mode);
+    match locked {
+        Locked::Wait => format!("row.seq = ANY ($2) AND {fence}"),
+        Locked::Skip => format!(
+            "row.seq = ANY (ARRAY(
+                 SELECT row.seq FROM {{table}} AS row WHERE row.seq = ANY ($2) AND {fence} FOR UPDATE SKIP LOCKED))"
+        ),
+    }
+}
+
+/// The rows `$2` whose fence stands, whoever has locked them.
+pub(super) fn standing(mode: Mode) -> String {
+    format!("SELECT row.seq FROM {{table}} AS row WHERE row.seq = ANY ($2) AND {}", fence(mode))
+}
 
 /// What is answered of a changed row: in ordered mode also whose wait it ends.
 fn answered(mode: Mode) -> &'static str {
@@ -56,19 +71,19 @@ fn answered(mode: Mode) -> &'static str {
 }
 
 /// The usual case. Binds: the fences, the rows.
-pub(super) fn done(mode: Mode) -> String {
-    let (fence, answered) = (fence(mode), answered(mode));
+pub(super) fn done(mode: Mode, locked: Locked) -> String {
+    let (chosen, answered) = (chosen(mode, locked), answered(mode));
     format!(
         "UPDATE {{table}} AS row SET status = 1, done_at = {{now}}, locked_by = NULL, locked_at = NULL
-         WHERE row.seq = ANY ($2) AND {fence}
+         WHERE {chosen}
          RETURNING {answered}"
     )
 }
 
 /// An attempt that came to an end clears its row of the suspicion that it ends processes. Binds: the fences, and of each
 /// change the row, the status, the attempts, the wait in microseconds, the error.
-pub(super) fn change(mode: Mode) -> String {
-    let (fence, answered) = (fence(mode), answered(mode));
+pub(super) fn change(mode: Mode, locked: Locked) -> String {
+    let (chosen, answered) = (chosen(mode, locked), answered(mode));
     format!(
         "UPDATE {{table}} AS row SET
              status = change.status,
@@ -81,15 +96,24 @@ pub(super) fn change(mode: Mode) -> String {
              lease_losses = CASE WHEN change.status IN (1, 3) THEN row.lease_losses ELSE 0 END
          FROM unnest($2::bigint[], $3::smallint[], $4::integer[], $5::bigint[], $6::text[])
              AS change (seq, status, attempts, wait, error)
-         WHERE row.seq = ANY ($2) AND row.seq = change.seq AND {fence}
+         WHERE row.seq = change.seq AND {chosen}
          RETURNING {answered}"
     )
 }
 
 impl OutboxStore {
-    pub(super) async fn change(&self, fences: &[String], changes: &[Change]) -> Result<HashSet<i64>, sqlx::Error> {
-        let mut transaction = begin(&self.pool, Some(CHANGE)).await?;
-        let rows = self.change_rows(&mut transaction, fences, changes).await?;
+    pub(super) async fn change(&self, fences: &[String], changes: &[Change]) -> Result<Changed, Failed> {
+        match self.change_once(fences, changes, Locked::Wait).await {
+            Err(Failed::Statement(error)) if is_lock_timeout(&error) => {
+                self.change_once(fences, changes, Locked::Skip).await
+            }
+            changed => changed,
+        }
+    }
+
+    async fn change_once(&self, fences: &[String], changes: &[Change], locked: Locked) -> Result<Changed, Failed> {
+        let mut work = self.settlements.begin(CHANGE).await?;
+        let rows = self.change_rows(&mut work, fences, changes, locked).await?;
         let (mut changed, mut passed) = (HashSet::with_capacity(rows.len()), Vec::new());
         for row in &rows {
             changed.insert(row.try_get(0)?);
@@ -105,10 +129,16 @@ impl OutboxStore {
                 passed.push((row.try_get(2)?, row.try_get(3)?));
             }
         }
+        let asked = changes.iter().map(|change| change.seq);
+        let left: Vec<i64> = asked.filter(|seq| !changed.contains(seq)).collect();
+        let still_locked = match locked {
+            Locked::Wait => HashSet::new(),
+            Locked::Skip => self.standing(&mut work, fences, &left).await?,
+        };
         // A statement of its own, which sees what was parked until those rows could be changed.
-        self.unpark(&mut transaction, passed).await?;
-        transaction.commit().await?;
-        Ok(changed)
+        self.unpark(&mut work, passed, locked).await?;
+        work.commit().await?;
+        Ok(Changed { rows: changed, locked: still_locked })
     }
 
     async fn change_rows(
@@ -116,12 +146,13 @@ impl OutboxStore {
         connection: &mut PgConnection,
         fences: &[String],
         changes: &[Change],
+        locked: Locked,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
         fn column<T>(changes: &[Change], of: impl Fn(&Change) -> T) -> Vec<T> {
             changes.iter().map(of).collect()
         }
         let all_done = changes.iter().all(|change| change.status == OutboxStatus::Done);
-        let sql = if all_done { done(self.mode) } else { change(self.mode) };
+        let sql = if all_done { done(self.mode, locked) } else { change(self.mode, locked) };
         let mut query = sqlx::query(self.sql(&sql)).bind(fences).bind(column(changes, |change| change.seq));
         if !all_done {
             query = query
@@ -133,31 +164,66 @@ impl OutboxStore {
         query.fetch_all(connection).await
     }
 
+    /// Those of the rows whose fence stands.
+    async fn standing(
+        &self,
+        connection: &mut PgConnection,
+        fences: &[String],
+        rows: &[i64],
+    ) -> Result<HashSet<i64>, sqlx::Error> {
+        let standing = sqlx::query_scalar(self.sql(&standing(self.mode))).bind(fences).bind(rows);
+        Ok(standing.fetch_all(connection).await?.into_iter().collect())
+    }
+
     /// What waits behind a finished row of these keys may be met again.
     pub(super) async fn unpark(
         &self,
         connection: &mut PgConnection,
         keys: Vec<(String, Option<String>)>,
+        locked: Locked,
     ) -> Result<(), sqlx::Error> {
-        let keys = keys.into_iter().filter_map(|(aggregate_type, id)| Some((aggregate_type, id?)));
-        let (types, ids): (Vec<String>, Vec<String>) = keys.unzip();
-        if types.is_empty() {
+        let keys: HashSet<(String, String)> =
+            keys.into_iter().filter_map(|(aggregate_type, id)| Some((aggregate_type, id?))).collect();
+        if keys.is_empty() {
             return Ok(());
         }
-        let unpark = sqlx::query(self.sql(UNPARK)).bind(types).bind(ids).bind(UNPARKED as i64);
+        let count = unparked(keys.len());
+        let (types, ids): (Vec<String>, Vec<String>) = keys.into_iter().unzip();
+        let unpark = sqlx::query(self.sql(&unpark(locked))).bind(types).bind(ids).bind(count as i64);
         unpark.execute(connection).await.map(|_| ())
     }
 
-    /// Runs a statement about leases, and answers which rows it changed.
+    /// Runs a statement about the leases of these rows that has a form for each way with locked rows. Answers which rows
+    /// it changed, and which it could not because they are locked.
     pub(super) async fn change_leases(
         &self,
+        session: &Session<Postgres>,
+        sql: impl Fn(Locked) -> String,
+        locks: &[String],
+        rows: &[i64],
+    ) -> Result<Changed, Failed> {
+        match self.change_leases_once(session, &sql(Locked::Wait), locks, rows).await {
+            Err(Failed::Statement(error)) if is_lock_timeout(&error) => {}
+            changed => return changed,
+        }
+        let mut changed = self.change_leases_once(session, &sql(Locked::Skip), locks, rows).await?;
+        let left: Vec<i64> = rows.iter().copied().filter(|seq| !changed.rows.contains(seq)).collect();
+        let mut work = session.begin(CHANGE).await?;
+        changed.locked = self.standing(&mut work, locks, &left).await?;
+        work.commit().await?;
+        Ok(changed)
+    }
+
+    async fn change_leases_once(
+        &self,
+        session: &Session<Postgres>,
         sql: &str,
         locks: &[String],
         rows: &[i64],
-    ) -> Result<HashSet<i64>, sqlx::Error> {
-        let mut transaction = begin(&self.pool, Some(CHANGE)).await?;
-        let changed = sqlx::query(self.sql(sql)).bind(locks).bind(rows).fetch_all(&mut *transaction).await?;
-        transaction.commit().await?;
-        changed.iter().map(|row| row.try_get(0)).collect()
+    ) -> Result<Changed, Failed> {
+        let mut work = session.begin(CHANGE).await?;
+        let changed = sqlx::query_scalar(self.sql(sql)).bind(locks).bind(rows).fetch_all(&mut *work).await?;
+        work.commit().await?;
+        Ok(Changed { rows: changed.into_iter().collect(), locked: HashSet::new() })
     }
 }

@@ -4,8 +4,9 @@ use posthaste_core::outbox::{DeadFilter, Mode, OutboxRow, Purge};
 use sqlx::Row;
 
 use super::OutboxStore;
+use super::claim::SCAN;
 use super::rows::{EVENT_COLUMNS, ROW_COLUMNS, row};
-use super::settle::CHANGE;
+use super::settle::{CHANGE, Locked};
 use crate::begin::begin;
 use crate::postgres::clock::{micros, span};
 
@@ -112,27 +113,27 @@ impl OutboxStore {
         let mut transaction = begin(&self.pool, Some(CHANGE)).await?;
         let discarded = sqlx::query(self.sql(DISCARD)).bind(event_id).fetch_optional(&mut *transaction).await?;
         if let Some(row) = &discarded {
-            self.unpark(&mut transaction, vec![(row.try_get(0)?, row.try_get(1)?)]).await?;
+            self.unpark(&mut transaction, vec![(row.try_get(0)?, row.try_get(1)?)], Locked::Wait).await?;
         }
         transaction.commit().await?;
         Ok(discarded.is_some())
     }
 
     pub(super) async fn purge_rows(&self, which: Purge, age: Duration, limit: usize) -> Result<u64, sqlx::Error> {
-        let mut transaction = self.scan().await?;
+        let mut transaction = begin(&self.pool, Some(SCAN)).await?;
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let purge = sqlx::query(self.sql(&purge(which))).bind(micros(age)).bind(limit);
         let rows = purge.fetch_all(&mut *transaction).await?;
         if matches!(self.mode, Mode::Ordered(_)) && which != Purge::Done {
             let keys = rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
-            self.unpark(&mut transaction, keys.collect::<Result<_, sqlx::Error>>()?).await?;
+            self.unpark(&mut transaction, keys.collect::<Result<_, sqlx::Error>>()?, Locked::Wait).await?;
         }
         transaction.commit().await?;
         Ok(rows.len() as u64)
     }
 
     pub(super) async fn age_of_oldest_due(&self) -> Result<Option<Duration>, sqlx::Error> {
-        let mut scan = self.scan().await?;
+        let mut scan = begin(&self.pool, Some(SCAN)).await?;
         let row = sqlx::query(self.sql(OLDEST_DUE)).fetch_optional(&mut *scan).await?;
         scan.commit().await?;
         row.map(|row| row.try_get(0).map(span)).transpose()

@@ -5,7 +5,8 @@ use std::time::Duration;
 use futures_util::TryStreamExt;
 use posthaste_core::StoreError;
 use posthaste_core::outbox::{
-    Chosen, DeadHead, MAX_CLAIM_BYTES, Met, Mode, Pending, Position, Taken, Wanted, choose_runs,
+    Chosen, DEAD_AFTER_LOSSES, DeadHead, MAX_CLAIM_BYTES, Met, Mode, Pending, Position, STARTED, Taken, Wanted,
+    choose_runs,
 };
 use sqlx::query::Query;
 use sqlx::sqlite::{SqliteArguments, SqliteRow};
@@ -15,11 +16,16 @@ use super::nameless::Nameless;
 use super::rows::{DUE_COLUMNS, Due, EVENT_COLUMNS, due, key};
 use super::settle::UNPARK;
 use super::{OutboxStore, json};
-use crate::outbox::{STRETCH, UNPARKED};
+use crate::outbox::{SOONEST_TAKEOVER, STRETCH, unparked};
 use crate::sqlite::clock::{millis, millis_of, span};
 
-/// Whether the lease that is lost now is one too many: after three, the row is taken for the reason.
-const LOST: &str = "locked_at IS NOT NULL AND lease_losses >= 2";
+/// How many leases a free row has lost, with the one that is taken over now. After the first, only a lease under which its
+/// delivery had started counts.
+fn losses() -> String {
+    format!(
+        "lease_losses + (locked_at IS NOT NULL AND (lease_losses = 0 OR coalesce(locked_by, '') LIKE '%{STARTED}'))"
+    )
+}
 
 /// A loose index scan: one seek per type, however many rows each has.
 pub(super) const PENDING_TYPES: &str = "WITH RECURSIVE kind (event_type) AS (
@@ -41,6 +47,8 @@ pub(super) fn pending(of_one_type: bool) -> String {
 
 /// Meets what is due and not leased, in the order of delivery; in ordered mode, with what each row has to wait for.
 /// Binds: see [`due_rows`]; the lease in milliseconds, whether suspects may be claimed.
+///
+/// A lease that began in the future was taken before the clock was set back: nobody can tell when it ends, so it has ended.
 pub(super) fn meet(mode: Mode, of_one_type: bool) -> String {
     let due = due_rows(mode, of_one_type);
     let locked_at = millis_of("locked_at");
@@ -55,12 +63,14 @@ pub(super) fn meet(mode: Mode, of_one_type: bool) -> String {
         _ => "NULL",
     };
     format!(
-        "SELECT seq, due, locked_at IS NOT NULL OR lease_losses > 0,
+        "SELECT seq, due, {losses},
              coalesce(octet_length(payload), octet_length(payload_bytes)), aggregate_type, aggregate_id, {predecessor}
          FROM {due}
-           AND (locked_at IS NULL OR coalesce({locked_at}, 0) <= {{now_ms}} - ?7)
+           AND (locked_at IS NULL OR coalesce({locked_at}, 0) <= {{now_ms}} - ?7
+                OR coalesce({locked_at}, 0) > {{now_ms}} + ?7 / 10)
            AND (?8 OR (locked_at IS NULL AND lease_losses = 0))
-         ORDER BY due, seq LIMIT ?2"
+         ORDER BY due, seq LIMIT ?2",
+        losses = losses()
     )
 }
 
@@ -68,14 +78,16 @@ pub(super) fn meet(mode: Mode, of_one_type: bool) -> String {
 ///
 /// Only a suspect may go dead on the way: the usual lease changes no column that is in an index.
 pub(super) fn lease(is_suspect: bool) -> String {
+    let losses = losses();
+    let lost = format!("locked_at IS NOT NULL AND {losses} >= {DEAD_AFTER_LOSSES}");
     let leased = match is_suspect {
         true => format!(
-            "lease_losses = lease_losses + (locked_at IS NOT NULL),
-             status = CASE WHEN {LOST} THEN 3 ELSE status END,
-             done_at = CASE WHEN {LOST} THEN {{now}} END,
-             last_error = CASE WHEN {LOST} THEN 'lease_lost: ' || (lease_losses + 1) || ' processes that claimed it did not settle it' ELSE last_error END,
-             locked_by = CASE WHEN {LOST} THEN NULL ELSE ?2 END,
-             locked_at = CASE WHEN {LOST} THEN NULL ELSE {{now}} END"
+            "lease_losses = {losses},
+             status = CASE WHEN {lost} THEN 3 ELSE status END,
+             done_at = CASE WHEN {lost} THEN {{now}} END,
+             last_error = CASE WHEN {lost} THEN 'lease_lost: ' || ({losses}) || ' processes that claimed it did not settle it' ELSE last_error END,
+             locked_by = CASE WHEN {lost} THEN NULL ELSE ?2 END,
+             locked_at = CASE WHEN {lost} THEN NULL ELSE {{now}} END"
         ),
         false => "locked_by = ?2, locked_at = {now}".to_owned(),
     };
@@ -99,19 +111,33 @@ pub(super) const FORGOTTEN: &str = "SELECT seq, NOT EXISTS (
 /// Binds: the rows.
 const FREE_FORGOTTEN: &str = "UPDATE {table} SET parked = 0 WHERE seq IN (SELECT value FROM json_each(?1))";
 
-/// How long until the first row is due that is not left out. Binds: the rows to leave out, whether a suspect may be
-/// claimed, the event type.
+/// How long until the first row is due that is not left out, or until the first lease ends of another process. Binds: the
+/// rows to leave out, whether a suspect may be claimed, the event type, the lease in milliseconds.
+///
+/// Leases are looked for at the head only, because claims take rows from there.
 pub(super) fn next_due(mode: Mode, of_one_type: bool) -> String {
     let (index, of_type) = reading(mode, of_one_type, "?3");
-    let free = match mode {
-        Mode::SingleNode | Mode::WriterOnly => "",
-        Mode::MultiNode | Mode::Ordered(_) => "AND locked_at IS NULL",
-    };
-    format!(
-        "SELECT due - {{now_ms}} FROM {{table}} INDEXED BY {index}
+    let free = if mode.leases_rows() { "AND locked_at IS NULL" } else { "" };
+    let first = format!(
+        "SELECT due - {{now_ms}} AS wait FROM {{table}} INDEXED BY {index}
          WHERE status IN (0, 2) {of_type} {free} AND (?2 OR lease_losses = 0)
            AND seq NOT IN (SELECT value FROM json_each(?1))
          ORDER BY due, seq LIMIT 1"
+    );
+    if !mode.leases_rows() {
+        return first;
+    }
+    let (soonest, locked_at) = (SOONEST_TAKEOVER / 1_000, millis_of("locked_at"));
+    format!(
+        "SELECT min(wait) FROM (
+             SELECT * FROM ({first})
+             UNION ALL
+             SELECT max({soonest}, min({locked_at}) - {{now_ms}} + ?4) FROM (
+                 SELECT locked_at FROM {{table}} INDEXED BY {index}
+                 WHERE status IN (0, 2) {of_type} AND due <= {{now_ms}}
+                   AND seq NOT IN (SELECT value FROM json_each(?1))
+                 ORDER BY due, seq LIMIT 1000)
+             WHERE ?2 AND locked_at IS NOT NULL)"
     )
 }
 
@@ -216,7 +242,7 @@ impl OutboxStore {
         }
         let met = self.meet(connection, asked).await?;
         let Chosen { taken: chosen, parked, is_cut } = choose_runs(&met);
-        let is_suspect = met.iter().any(|met| met.is_suspect && chosen.first() == Some(&met.position.seq));
+        let is_suspect = met.iter().any(|met| met.losses > 0 && chosen.first() == Some(&met.position.seq));
         let rows = match chosen.is_empty() {
             true => Vec::new(),
             false => self.lease_chosen(connection, &chosen, is_suspect, &asked.lock).await?,
@@ -258,7 +284,7 @@ impl OutboxStore {
         let read = |row: &SqliteRow| {
             Ok(Met {
                 position: Position { due: row.try_get(1)?, seq: row.try_get(0)? },
-                is_suspect: row.try_get(2)?,
+                losses: row.try_get::<i64, _>(2)?.max(0) as u32,
                 bytes: row.try_get::<Option<i64>, _>(3)?.unwrap_or_default().max(0) as usize,
                 key: if is_ordered { key(row, 4, 5) } else { None },
                 predecessor: row.try_get(6)?,
@@ -297,15 +323,17 @@ impl OutboxStore {
         if rows.is_empty() || !self.is_ordered() {
             return Ok(());
         }
-        let unpark = sqlx::query(self.sql(UNPARK)).bind(json(rows)?).bind(UNPARKED as i64);
+        let unpark = sqlx::query(self.sql(UNPARK)).bind(json(rows)?).bind(unparked(rows.len()) as i64);
         unpark.execute(connection).await.map(|_| ())
     }
 
     pub(super) async fn first_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, sqlx::Error> {
         let sql = self.sql(&next_due(self.0.mode, wanted.event_type.is_some()));
         let query = sqlx::query(sql).bind(json(wanted.left_out)?).bind(wanted.suspects).bind(wanted.event_type);
+        let query = query.bind(millis(wanted.lease));
         let row = query.fetch_optional(self.0.database.readers()).await?;
-        row.map(|row| row.try_get(0).map(span)).transpose()
+        let wait: Option<i64> = row.map(|row| row.try_get(0)).transpose()?.flatten();
+        Ok(wait.map(span))
     }
 
     /// Also those types that no channel can have.

@@ -12,9 +12,11 @@ const REGISTER: &str = "INSERT INTO {table}_owner (only, reader, mode) VALUES (1
 
 const REGISTERED: &str = "SELECT reader, mode FROM {table}_owner";
 
+/// An ownership that ends later than a lease is long was taken before the clock was set back: nobody can tell when it ends,
+/// so it has ended. Binds: the owner, the lease in milliseconds.
 const TAKE: &str = "UPDATE {table}_owner
      SET generation = generation + (owner IS NOT ?1), owner = ?1, leased_until = {now_ms} + ?2
-     WHERE owner IS NULL OR owner = ?1 OR leased_until <= {now_ms}
+     WHERE owner IS NULL OR owner = ?1 OR leased_until <= {now_ms} OR leased_until > {now_ms} + ?2 * 11 / 10
      RETURNING generation";
 
 const REMAINING: &str = "SELECT leased_until - {now_ms} FROM {table}_owner";

@@ -3,7 +3,7 @@
 use posthaste_core::outbox::{DeadHead, Mode, Purge, TableName};
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{claim, fill, nameless, settle, upkeep};
+use super::{claim, fill, lease, nameless, settle, upkeep};
 use crate::sqlite::Database;
 
 const MODES: [Mode; 4] =
@@ -78,7 +78,7 @@ async fn what_is_changed_is_looked_up_by_its_number() {
     let database = filled(&folder).await;
     for mode in MODES {
         let (fence, leases) = (settle::fence(mode), [claim::lease(false), claim::lease(true)]);
-        let others = [settle::DONE, settle::CHANGE, settle::RENEW, settle::RELEASE, claim::PARK, upkeep::DELETE];
+        let others = [settle::DONE, settle::CHANGE, lease::RENEW, lease::RELEASE, claim::PARK, upkeep::DELETE];
         for sql in others.into_iter().chain(leases.iter().map(String::as_str)).chain([fence.as_str()]) {
             let plan = plan(&database, sql, mode).await;
             assert!(plan.contains("USING INTEGER PRIMARY KEY (rowid=?)"), "{sql}\n{plan}");

@@ -2,25 +2,13 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use posthaste_core::StoreError;
-use posthaste_core::outbox::{Change, DeadHead, Mode, OutboxStatus};
+use posthaste_core::outbox::{Change, Changed, DeadHead, Mode, OutboxStatus};
 use serde::Serialize;
 use sqlx::{Row, SqliteConnection};
 
 use super::{OutboxStore, json};
 use crate::sqlite::clock::modifier;
 use crate::sqlite::faults::store_error;
-
-/// The leases of these rows, if they still stand, begin anew. Binds: the locks, the rows.
-pub(super) const RENEW: &str = "UPDATE {table} SET locked_at = {now}
-     WHERE seq IN (SELECT value FROM json_each(?2)) AND status NOT IN (1, 3)
-       AND locked_by IN (SELECT value FROM json_each(?1))
-     RETURNING seq";
-
-/// Another process need not wait for the end of these leases. Binds: the locks, the rows.
-pub(super) const RELEASE: &str = "UPDATE {table} SET locked_by = NULL, locked_at = NULL
-     WHERE seq IN (SELECT value FROM json_each(?2)) AND status NOT IN (1, 3)
-       AND locked_by IN (SELECT value FROM json_each(?1))
-     RETURNING seq";
 
 /// Which of the rows may be changed: pending ones whose claim still stands. One row, a JSON array. Binds: the fences, the
 /// rows.
@@ -98,7 +86,7 @@ impl<'a> Recorded<'a> {
 }
 
 impl OutboxStore {
-    pub(super) async fn change(&self, fences: &[String], changes: &[Change]) -> Result<HashSet<i64>, StoreError> {
+    pub(super) async fn change(&self, fences: &[String], changes: &[Change]) -> Result<Changed, StoreError> {
         const DOING: &str = "settle in the outbox";
         let fences = json(fences).map_err(|error| store_error(DOING, error))?;
         let asked = Arc::new((fences, changes.to_vec()));
@@ -107,7 +95,8 @@ impl OutboxStore {
             let (store, asked) = (store.clone(), asked.clone());
             Box::pin(async move { store.change_rows(connection, &asked.0, &asked.1).await })
         });
-        write.await
+        // One transaction writes at a time: no row is ever locked.
+        Ok(Changed { rows: write.await?, locked: HashSet::new() })
     }
 
     async fn change_rows(
@@ -139,26 +128,5 @@ impl OutboxStore {
         passed.extend(done);
         self.unpark(connection, &passed).await?;
         Ok(ours)
-    }
-
-    /// Runs a statement about leases, and answers which rows it changed.
-    pub(super) async fn change_leases(
-        &self,
-        doing: &'static str,
-        sql: &'static str,
-        locks: &[String],
-        rows: &[i64],
-    ) -> Result<HashSet<i64>, StoreError> {
-        let failed = |error| store_error(doing, error);
-        let (locks, rows) = (json(locks).map_err(failed)?, json(rows).map_err(failed)?);
-        let store = self.clone();
-        let write = self.0.database.write(doing, move |connection| {
-            let change = sqlx::query(store.sql(sql)).bind(locks.clone()).bind(rows.clone());
-            Box::pin(async move {
-                let changed = change.fetch_all(connection).await?;
-                changed.iter().map(|row| row.try_get(0)).collect()
-            })
-        });
-        write.await
     }
 }

@@ -123,6 +123,6 @@ impl<S: Store + Upkeep> Marks<S> {
 
     pub async fn mark(&self, seq: i64, disposition: &Disposition) -> bool {
         let changes = [Change::of(seq, 1, disposition)];
-        self.store.record(std::slice::from_ref(&self.fence), &changes).await.unwrap().contains(&seq)
+        self.store.record(std::slice::from_ref(&self.fence), &changes).await.unwrap().rows.contains(&seq)
     }
 }

@@ -34,6 +34,7 @@ impl Harness for Memory {
     async fn tamper(&self, tamper: Tamper<'_>) {
         match tamper {
             Tamper::BreakHeaders { event_id } => self.0.break_headers("outbox_event", event_id),
+            Tamper::SetClockBack { by } => self.0.set_clock_back("outbox_event", by),
             Tamper::Age { event_id, by } => self.0.age("outbox_event", event_id, by),
         }
     }

@@ -46,6 +46,13 @@ impl Harness for MySql {
             Tamper::BreakHeaders { event_id } => {
                 sqlx::query("UPDATE outbox_event SET headers = 'no JSON' WHERE event_id = ?").bind(event_id)
             }
+            Tamper::SetClockBack { by } => {
+                let by = by.as_micros() as i64;
+                let rows = "UPDATE outbox_event SET locked_at = locked_at + INTERVAL ? MICROSECOND";
+                sqlx::query(rows).bind(by).execute(&self.outsider).await.unwrap();
+                sqlx::query("UPDATE outbox_event_owner SET leased_until = leased_until + INTERVAL ? MICROSECOND")
+                    .bind(by)
+            }
             Tamper::Age { event_id, by } => {
                 let by = by.as_micros() as i64;
                 sqlx::query(

@@ -48,6 +48,13 @@ impl Harness for Postgres {
             Tamper::BreakHeaders { event_id } => {
                 sqlx::query("UPDATE outbox_event SET headers = 'no JSON' WHERE event_id = $1").bind(event_id)
             }
+            Tamper::SetClockBack { by } => {
+                let by = by.as_micros() as i64;
+                let rows = "UPDATE outbox_event SET locked_at = locked_at + $1 * interval '1 microsecond'";
+                sqlx::query(rows).bind(by).execute(&self.outsider).await.unwrap();
+                sqlx::query("UPDATE outbox_event_owner SET leased_until = leased_until + $1 * interval '1 microsecond'")
+                    .bind(by)
+            }
             Tamper::Age { event_id, by } => sqlx::query(
                 "UPDATE outbox_event SET created_at = created_at - $2 * interval '1 microsecond',
                      done_at = done_at - $2 * interval '1 microsecond',

@@ -57,6 +57,12 @@ impl Harness for Sqlite {
             Tamper::BreakHeaders { event_id } => {
                 sqlx::query("UPDATE outbox_event SET headers = 'no JSON' WHERE event_id = ?").bind(event_id)
             }
+            Tamper::SetClockBack { by } => {
+                let rows = "UPDATE outbox_event SET locked_at = strftime('%Y-%m-%dT%H:%M:%fZ', locked_at, ?)";
+                let later = format!("+{} seconds", by.as_secs_f64());
+                sqlx::query(rows).bind(later).execute(&self.outsider).await.unwrap();
+                sqlx::query("UPDATE outbox_event_owner SET leased_until = leased_until + ?").bind(by.as_millis() as i64)
+            }
             Tamper::Age { event_id, by } => sqlx::query(
                 "UPDATE outbox_event SET created_at = strftime('%Y-%m-%dT%H:%M:%fZ', created_at, ?2),
                      done_at = strftime('%Y-%m-%dT%H:%M:%fZ', done_at, ?2),

@@ -5,7 +5,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use posthaste::{DeadFilter, Event, FaultKind, Mode, OpenError, OutboxRow, Pool, StoreError, TableName};
 use posthaste_core::Wakeup;
-use posthaste_core::outbox::{Change, Owner, Purge, Reader, Registration, Store, Taken, Upkeep, Wanted};
+use posthaste_core::outbox::{
+    Change, Changed, Leases, Owner, Purge, Reader, Registration, Store, Taken, Upkeep, Wanted,
+};
 
 /// What a store was asked to do, and what it is told to refuse.
 #[derive(Clone, Default)]
@@ -16,6 +18,7 @@ struct Pages {
     /// By statement: how much each call was about.
     calls: HashMap<&'static str, Vec<usize>>,
     refusals: HashMap<&'static str, usize>,
+    lost_answers: HashMap<&'static str, usize>,
 }
 
 impl Book {
@@ -27,6 +30,26 @@ impl Book {
     /// The next calls of this statement fail as if the database were out of reach.
     pub fn refuse(&self, statement: &'static str, calls: usize) {
         self.0.lock().unwrap().refusals.insert(statement, calls);
+    }
+
+    /// The next calls of this statement are carried out, and their answers are lost.
+    pub fn lose_answers(&self, statement: &'static str, calls: usize) {
+        self.0.lock().unwrap().lost_answers.insert(statement, calls);
+    }
+
+    /// How many answers are still to be lost.
+    pub fn lost_answers(&self, statement: &str) -> usize {
+        self.0.lock().unwrap().lost_answers.get(statement).copied().unwrap_or_default()
+    }
+
+    fn answer<T>(&self, statement: &'static str, answer: T) -> Result<T, StoreError> {
+        match self.0.lock().unwrap().lost_answers.get_mut(statement) {
+            Some(lost) if *lost > 0 => {
+                *lost -= 1;
+                Err(StoreError::new(statement, FaultKind::OutcomeUnknown, "the test lost the answer"))
+            }
+            _ => Ok(answer),
+        }
     }
 
     /// How many refusals are still to come.
@@ -120,14 +143,18 @@ impl<S: Store> Store for Watched<S> {
         self.store.insert(connection, events, lock).await
     }
 
-    async fn standing(&self, connection: &mut S::Connection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
-        self.book.note("standing", rows.len())?;
-        self.store.standing(connection, rows).await
+    async fn surviving(&self, connection: &mut S::Connection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        self.book.note("surviving", rows.len())?;
+        self.store.surviving(connection, rows).await
     }
 
     async fn take(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
         self.book.note("take", wanted.limit)?;
-        self.store.take(wanted).await
+        let taken = self.store.take(wanted).await?;
+        match taken.rows.is_empty() {
+            true => Ok(taken),
+            false => self.book.answer("take", taken),
+        }
     }
 
     async fn next_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, StoreError> {
@@ -135,19 +162,29 @@ impl<S: Store> Store for Watched<S> {
         self.store.next_due(wanted).await
     }
 
-    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<HashSet<i64>, StoreError> {
+    async fn mark_started(&self, lock: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        self.book.note("mark_started", rows.len())?;
+        self.store.mark_started(lock, started, rows).await
+    }
+
+    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<Changed, StoreError> {
         self.book.note("record", changes.len())?;
         self.store.record(fences, changes).await
     }
 
-    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<Changed, StoreError> {
         self.book.note("renew", rows.len())?;
         self.store.renew(locks, rows).await
     }
 
-    async fn release(&self, locks: &[String], rows: &[i64]) -> Result<(), StoreError> {
-        self.book.note("release", rows.len())?;
-        self.store.release(locks, rows).await
+    async fn release(&self, leases: &Leases<'_>) -> Result<HashSet<i64>, StoreError> {
+        let rows = if let Leases::OfRows { rows, .. } = leases { rows.len() } else { 0 };
+        self.book.note("release", rows)?;
+        self.store.release(leases).await
+    }
+
+    fn runs_on_own_thread(&self) -> bool {
+        self.store.runs_on_own_thread()
     }
 
     async fn pending_types(&self) -> Result<Vec<String>, StoreError> {

@@ -1,0 +1,51 @@
+//! A thread of our own for what must not wait for listeners.
+//!
+//! A listener that blocks its thread, or a service that keeps all threads of its runtime busy, delays every task of that
+//! runtime. Leases that are renewed late are lost, and their events are delivered twice. So renewals run on a runtime with
+//! one thread that runs nothing else.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::runtime::{Builder, Handle};
+
+/// The runtime of that thread. It is started when it is first asked for, and lives as long as the process.
+///
+/// Where the system gives no thread, it is the caller's own runtime: renewals then run where everything else does.
+///
+/// # Panics
+/// Only in that case, and only outside of a runtime.
+pub fn runtime() -> Handle {
+    static RUNTIME: Mutex<Option<Handle>> = Mutex::new(None);
+    let mut runtime = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(runtime) = &*runtime {
+        return runtime.clone();
+    }
+    match start() {
+        Ok(handle) => runtime.insert(handle).clone(),
+        Err(error) => {
+            tracing::warn!(%error, "no thread for renewals: a listener that blocks its thread may delay them");
+            Handle::current()
+        }
+    }
+}
+
+fn start() -> std::io::Result<Handle> {
+    let runtime = Builder::new_current_thread().enable_all().build()?;
+    let handle = runtime.handle().clone();
+    let run = move || runtime.block_on(std::future::pending::<()>());
+    std::thread::Builder::new().name("posthaste-renew".to_owned()).spawn(run)?;
+    Ok(handle)
+}
+
+/// Runs something on that thread, to its end even if the caller stops waiting.
+pub async fn run<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> Option<T> {
+    // The thread lives as long as the process: only a panic of the task leaves nothing to answer with.
+    runtime().spawn(task).await.ok()
+}
+
+/// How long a statement may take before its connection is given up: long enough for a busy server, short enough for a
+/// lease to be renewed by another attempt.
+pub fn statement_timeout(lease: Duration) -> Duration {
+    (lease / 3).max(Duration::from_secs(1))
+}

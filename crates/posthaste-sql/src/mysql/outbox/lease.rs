@@ -1,0 +1,116 @@
+use std::collections::HashSet;
+
+use posthaste_core::outbox::{Changed, FOUND_AMONG, Leases, Mode};
+use sqlx::MySql;
+
+use super::settle::standing;
+use super::{BEGIN_OWN, OutboxStore, list};
+use crate::session::{Failed, Session};
+
+/// The leases of these rows, which this transaction has locked, begin anew. Binds: the rows.
+pub(super) const RENEW: &str = "UPDATE {rows} SET locked_at = {now}";
+
+/// Another process need not wait for the end of the leases of these rows, which this transaction has locked. Binds: the rows.
+pub(super) const RELEASE: &str = "UPDATE {rows} SET locked_by = NULL, locked_at = NULL";
+
+/// Suspects that are about to be delivered. Binds: the rows, the lock of what has started.
+const MARK_STARTED: &str = "UPDATE {rows} SET locked_by = ?, locked_at = {now}";
+
+/// Which of these rows exist. Binds: the rows.
+const EXISTING: &str = "SELECT seq FROM {rows}";
+
+/// Which of these events exist. Binds: the ids, a JSON array.
+const EXISTING_EVENTS: &str = "SELECT seq
+     FROM JSON_TABLE(?, '$[*]' COLUMNS (id VARCHAR(128) PATH '$')) AS wanted
+     STRAIGHT_JOIN {table} ON event_id = CONVERT(wanted.id USING utf8mb4) COLLATE utf8mb4_bin";
+
+/// What these locks hold at the head of the table. No index has locks: it would cost every claim more than this statement,
+/// which runs only after the answer to a claim was lost. Binds: the locks.
+pub(super) fn of_claims(mode: Mode) -> String {
+    let (index, which) = match mode {
+        Mode::Ordered(_) => ("ready", "ready = 1"),
+        _ => ("pending", "pending = 1"),
+    };
+    format!(
+        "SELECT seq FROM (
+             SELECT seq, locked_by FROM {{table}} FORCE INDEX ({{table}}_{index})
+             WHERE {which} AND available_at <= {{now}} ORDER BY available_at, seq LIMIT {FOUND_AMONG}) AS head
+         WHERE FIND_IN_SET(locked_by, ?)"
+    )
+}
+
+impl OutboxStore {
+    pub(super) async fn renew_leases(&self, locks: &[String], rows: &[i64]) -> Result<Changed, Failed> {
+        self.change_leases(&self.renewals, RENEW, locks, rows).await
+    }
+
+    pub(super) async fn start_suspects(&self, lock: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, Failed> {
+        let mut work = self.claims.begin(BEGIN_OWN).await?;
+        let ours = self.lock_standing(&mut work, &[lock.to_owned()], rows).await?;
+        if !ours.is_empty() {
+            let mark = sqlx::query(self.sql(MARK_STARTED)).bind(list(&ours)).bind(started);
+            mark.execute(&mut *work).await?;
+        }
+        work.commit().await?;
+        Ok(ours.into_iter().collect())
+    }
+
+    /// Answers with the rows that exist and are no longer leased by these locks.
+    pub(super) async fn release_leases(&self, leases: &Leases<'_>) -> Result<HashSet<i64>, Failed> {
+        let session = &self.settlements;
+        let (locks, rows): (_, Vec<i64>) = match leases {
+            Leases::OfRows { locks, rows } => {
+                let mut work = session.begin(BEGIN_OWN).await?;
+                let existing = sqlx::query_scalar(self.sql(EXISTING)).bind(list(rows)).fetch_all(&mut *work).await?;
+                work.commit().await?;
+                (locks, existing)
+            }
+            Leases::OfEvents { locks, ids } => {
+                let mut work = session.begin(BEGIN_OWN).await?;
+                let ids = serde_json::to_string(ids).map_err(|error| sqlx::Error::Encode(error.into()))?;
+                let existing = sqlx::query_scalar(self.sql(EXISTING_EVENTS)).bind(ids).fetch_all(&mut *work).await?;
+                work.commit().await?;
+                (locks, existing)
+            }
+            Leases::OfClaims { locks } => {
+                let mut work = session.begin(BEGIN_OWN).await?;
+                let held = sqlx::query_scalar(self.sql(&of_claims(self.mode))).bind(locks.join(","));
+                let held = held.fetch_all(&mut *work).await?;
+                work.commit().await?;
+                (locks, held)
+            }
+        };
+        let released = self.change_leases(session, RELEASE, locks, &rows).await?;
+        Ok(rows.into_iter().filter(|seq| !released.locked.contains(seq)).collect())
+    }
+
+    /// Runs a statement about the leases of those rows that one of the locks holds. Rows that another transaction has
+    /// locked are left alone, and answered as such.
+    async fn change_leases(
+        &self,
+        session: &Session<MySql>,
+        sql: &'static str,
+        locks: &[String],
+        rows: &[i64],
+    ) -> Result<Changed, Failed> {
+        if rows.is_empty() {
+            return Ok(Changed::default());
+        }
+        let mut in_order = rows.to_vec();
+        in_order.sort_unstable();
+        let mut work = session.begin(BEGIN_OWN).await?;
+        let ours = self.lock_standing(&mut work, locks, &in_order).await?;
+        if !ours.is_empty() {
+            sqlx::query(self.sql(sql)).bind(list(&ours)).execute(&mut *work).await?;
+        }
+        let ours: HashSet<i64> = ours.into_iter().collect();
+        in_order.retain(|seq| !ours.contains(seq));
+        let mut locked = HashSet::new();
+        if !in_order.is_empty() {
+            let held = sqlx::query_scalar(self.sql(&standing(self.mode))).bind(list(&in_order)).bind(locks.join(","));
+            locked = held.fetch_all(&mut *work).await?.into_iter().collect();
+        }
+        work.commit().await?;
+        Ok(Changed { rows: ours, locked })
+    }
+}

@@ -1,0 +1,95 @@
+use std::collections::HashSet;
+
+use posthaste_core::StoreError;
+use posthaste_core::outbox::{FOUND_AMONG, Leases, Mode};
+use sqlx::Row;
+
+use super::{OutboxStore, json};
+use crate::sqlite::faults::store_error;
+
+/// The leases of these rows, if they still stand, begin anew. Binds: the locks, the rows.
+pub(super) const RENEW: &str = "UPDATE {table} SET locked_at = {now}
+     WHERE seq IN (SELECT value FROM json_each(?2)) AND status NOT IN (1, 3)
+       AND locked_by IN (SELECT value FROM json_each(?1))
+     RETURNING seq";
+
+/// Suspects that are about to be delivered. Binds: the locks, the rows, the lock of what has started.
+pub(super) const MARK_STARTED: &str = "UPDATE {table} SET locked_by = ?3, locked_at = {now}
+     WHERE seq IN (SELECT value FROM json_each(?2)) AND status NOT IN (1, 3)
+       AND locked_by IN (SELECT value FROM json_each(?1))
+     RETURNING seq";
+
+/// Another process need not wait for the end of these leases. Answers with the rows that exist. Binds: the locks, the rows.
+pub(super) const RELEASE: &str = "UPDATE {table} SET
+         locked_by = CASE WHEN locked_by IN (SELECT value FROM json_each(?1)) THEN NULL ELSE locked_by END,
+         locked_at = CASE WHEN locked_by IN (SELECT value FROM json_each(?1)) THEN NULL ELSE locked_at END
+     WHERE seq IN (SELECT value FROM json_each(?2))
+     RETURNING seq";
+
+/// The same for the rows of events. Binds: the locks, the event ids.
+const RELEASE_EVENTS: &str = "UPDATE {table} SET
+         locked_by = CASE WHEN locked_by IN (SELECT value FROM json_each(?1)) THEN NULL ELSE locked_by END,
+         locked_at = CASE WHEN locked_by IN (SELECT value FROM json_each(?1)) THEN NULL ELSE locked_at END
+     WHERE event_id IN (SELECT value FROM json_each(?2))
+     RETURNING seq";
+
+/// What these locks hold at the head of the table. No index has locks: it would cost every claim more than this statement,
+/// which runs only after the answer to a claim was lost. Binds: the locks.
+fn release_claims(mode: Mode) -> String {
+    let (index, which) = match mode {
+        Mode::Ordered(_) => ("{table}_ready", "AND parked = 0"),
+        _ => ("{table}_pending", ""),
+    };
+    format!(
+        "UPDATE {{table}} SET locked_by = NULL, locked_at = NULL
+         WHERE seq IN (
+             SELECT seq FROM (
+                 SELECT seq, locked_by FROM {{table}} INDEXED BY {index}
+                 WHERE status IN (0, 2) {which} AND due <= {{now_ms}} ORDER BY due, seq LIMIT {FOUND_AMONG})
+             WHERE locked_by IN (SELECT value FROM json_each(?1)))
+         RETURNING seq"
+    )
+}
+
+impl OutboxStore {
+    /// Answers with the rows that exist.
+    pub(super) async fn release_leases(&self, leases: &Leases<'_>) -> Result<HashSet<i64>, StoreError> {
+        const DOING: &str = "release leases";
+        let failed = |error| store_error(DOING, error);
+        match leases {
+            Leases::OfRows { locks, rows } => {
+                let binds = vec![json(locks).map_err(failed)?, json(rows).map_err(failed)?];
+                self.change_leases(DOING, RELEASE.to_owned(), binds).await
+            }
+            Leases::OfEvents { locks, ids } => {
+                let binds = vec![json(locks).map_err(failed)?, json(ids).map_err(failed)?];
+                self.change_leases(DOING, RELEASE_EVENTS.to_owned(), binds).await
+            }
+            Leases::OfClaims { locks } => {
+                let binds = vec![json(locks).map_err(failed)?];
+                self.change_leases(DOING, release_claims(self.0.mode), binds).await
+            }
+        }
+    }
+
+    /// Runs a statement about leases, and answers with the rows that it names.
+    pub(super) async fn change_leases(
+        &self,
+        doing: &'static str,
+        sql: String,
+        binds: Vec<String>,
+    ) -> Result<HashSet<i64>, StoreError> {
+        let store = self.clone();
+        let write = self.0.database.write(doing, move |connection| {
+            let mut change = sqlx::query(store.sql(&sql));
+            for bind in &binds {
+                change = change.bind(bind.clone());
+            }
+            Box::pin(async move {
+                let changed = change.fetch_all(connection).await?;
+                changed.iter().map(|row| row.try_get(0)).collect()
+            })
+        });
+        write.await
+    }
+}

@@ -1,0 +1,187 @@
+//! Transactions, writes and commits that are cut off half way, or that the database rolled back without being asked.
+
+use std::time::Duration;
+
+use posthaste::{Event, Mode, Outbox};
+use posthaste_core::outbox::{Store, Upkeep};
+use posthaste_testing::{HookCall, RecordingHook};
+use tokio::time::timeout;
+
+use crate::harness::{
+    Calls, Database, Harness, MySql, PATIENCE, Postgres, all_done, event, named, on_every_store, outbox, row, until,
+};
+
+on_every_store! {
+    a_failed_write_that_is_ignored_delivers_nothing_that_did_not_commit,
+    a_commit_that_is_dropped_is_carried_through,
+    a_write_that_is_dropped_costs_no_lease,
+}
+
+mod on_postgres {
+    crate::harness::declare!(Postgres, a_commit_that_the_database_rolled_back_is_an_error);
+}
+
+mod on_mysql {
+    crate::harness::declare!(MySql, a_deadlock_that_is_ignored_fails_the_commit);
+}
+
+const HOT_MODES: [Mode; 2] = [Mode::SingleNode, Mode::MultiNode];
+
+/// On some databases a failed statement spoils its transaction, on others it does not: what commit() says is what happened.
+async fn a_failed_write_that_is_ignored_delivers_nothing_that_did_not_commit<H: Harness>(db: H) {
+    for mode in [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED] {
+        let (calls, hook) = (Calls::default(), RecordingHook::new());
+        let table = format!("ignored_{}", mode.word());
+        let builder = Outbox::new(db.pool().await).mode(mode).table(&table).hook(hook.clone());
+        let outbox = builder.listeners(calls.listeners()).start().await.unwrap();
+        let (taken, first) = (named("taken"), event());
+        let mut transaction = outbox.begin().await.unwrap();
+        outbox.write(&mut transaction, &taken).await.unwrap();
+        transaction.commit().await.unwrap();
+        let mut transaction = outbox.begin().await.unwrap();
+        outbox.write(&mut transaction, &first).await.unwrap();
+        assert!(outbox.write(&mut transaction, &taken).await.is_err(), "its id is taken");
+        let committed = transaction.commit().await.is_ok();
+        assert_eq!(outbox.find(first.id()).await.unwrap().is_some(), committed, "{mode:?}");
+        let told = hook.calls().into_iter().rev().find_map(|call| match call {
+            HookCall::AfterCommit(_) => Some(true),
+            HookCall::AfterRollback(_) => Some(false),
+            _ => None,
+        });
+        assert_eq!(told, Some(committed), "{mode:?}: the hook hears what happened");
+        let last = event();
+        let mut transaction = outbox.begin().await.unwrap();
+        outbox.write(&mut transaction, &last).await.unwrap();
+        transaction.commit().await.unwrap();
+        calls.wait_for(if committed { 3 } else { 2 }).await;
+        outbox.close().await;
+        assert_eq!(calls.ids().contains(&first.id().to_owned()), committed, "{mode:?}");
+    }
+}
+
+async fn a_commit_that_the_database_rolled_back_is_an_error(db: Postgres) {
+    let delayed = || Event::text("t", "{}").deliver_after(Duration::from_secs(3_600)).build().unwrap();
+    for (mode, event) in [
+        (Mode::SingleNode, Some(delayed())),
+        (Mode::SingleNode, Some(event())),
+        (Mode::MultiNode, Some(delayed())),
+        (Mode::ORDERED, Some(event())),
+        (Mode::ORDERED, None),
+    ] {
+        let (calls, hook) = (Calls::default(), RecordingHook::new());
+        let builder = Outbox::new(db.pool().await).mode(mode).table(format!("rolled_back_{}", mode.word()));
+        let outbox = builder.hook(hook.clone()).listeners(calls.listeners()).start().await.unwrap();
+        let mut transaction = outbox.begin().await.unwrap();
+        if let Some(event) = &event {
+            outbox.write(&mut transaction, event).await.unwrap();
+        }
+        assert!(sqlx::query("SELECT 1/0").execute(&mut *transaction).await.is_err());
+        let error = transaction.commit().await.expect_err("PostgreSQL rolled it back");
+        assert!(error.chain().contains("commit a transaction"), "{}", error.chain());
+        if let Some(event) = &event {
+            assert!(outbox.find(event.id()).await.unwrap().is_none());
+            assert!(matches!(hook.calls().last(), Some(HookCall::AfterRollback(_))), "{:?}", hook.calls());
+        }
+        outbox.close().await;
+        assert_eq!(calls.len(), 0);
+    }
+}
+
+async fn a_deadlock_that_is_ignored_fails_the_commit(db: MySql) {
+    for mode in [Mode::MultiNode, Mode::ORDERED] {
+        let calls = Calls::default();
+        let builder = Outbox::new(db.pool().await).mode(mode).table(format!("deadlock_{}", mode.word()));
+        let outbox = builder.listeners(calls.listeners()).start().await.unwrap();
+        db.execute("CREATE TABLE IF NOT EXISTS accounts (id integer PRIMARY KEY, balance integer)").await;
+        db.execute("DELETE FROM accounts").await;
+        db.execute("INSERT INTO accounts SELECT seq, 0 FROM seq_1_to_100").await;
+        let event = event();
+        let mut victim = outbox.begin().await.unwrap();
+        outbox.write(&mut victim, &event).await.unwrap();
+        MySql::execute_on(&mut victim, "UPDATE accounts SET balance = 1 WHERE id = 1").await;
+        // The other one has changed more, so the server gives up the one with the event.
+        let pool = db.pool().await;
+        let mut other = pool.begin().await.unwrap();
+        sqlx::query("UPDATE accounts SET balance = 2 WHERE id > 1").execute(&mut *other).await.unwrap();
+        let waiting = tokio::spawn(async move {
+            sqlx::query("UPDATE accounts SET balance = 2 WHERE id = 1").execute(&mut *other).await.unwrap();
+            other.rollback().await.unwrap();
+        });
+        let deadlock = sqlx::query("UPDATE accounts SET balance = 1 WHERE id = 2").execute(&mut *victim).await;
+        assert!(deadlock.is_err(), "a deadlock");
+        waiting.await.unwrap();
+        assert!(victim.commit().await.is_err(), "{mode:?}: the server rolled it back");
+        assert!(outbox.find(event.id()).await.unwrap().is_none());
+        outbox.close().await;
+        assert_eq!(calls.len(), 0);
+    }
+}
+
+/// Every event whose row is there is delivered without waiting for its lease, which lasts for half a minute.
+async fn all_are_delivered_once<S: Store + Upkeep>(outbox: &Outbox<S>, calls: &Calls, events: &[Event]) {
+    let mut there = Vec::new();
+    for event in events {
+        if outbox.find(event.id()).await.unwrap().is_some() {
+            there.push(event.id().to_owned());
+        }
+    }
+    timeout(PATIENCE / 3, all_done(outbox, &there)).await.expect("without waiting for a lease");
+    for id in &there {
+        assert_eq!(row(outbox, id).await.lease_losses, 0, "no lease was lost");
+    }
+    let counts = calls.counts();
+    assert!(there.iter().all(|id| counts.get(id) == Some(&1)), "once each");
+    assert_eq!(counts.len(), there.len(), "nothing else");
+}
+
+async fn a_commit_that_is_dropped_is_carried_through<H: Harness>(db: H) {
+    for mode in HOT_MODES {
+        let calls = Calls::default();
+        let table = format!("dropped_commit_{}", mode.word());
+        let outbox = outbox(&db, &calls, |builder| builder.mode(mode).table(&table)).await;
+        let mut events = Vec::new();
+        for patience in 0..40 {
+            let event = event();
+            let mut transaction = outbox.begin().await.unwrap();
+            outbox.write(&mut transaction, &event).await.unwrap();
+            if let Ok(committed) = timeout(Duration::from_micros(patience * 25), transaction.commit()).await {
+                committed.unwrap();
+            }
+            events.push(event);
+        }
+        // A commit that was begun is carried through: nothing is left open, and everything is there.
+        until("every commit is through", async || {
+            let mut there = 0;
+            for event in &events {
+                there += usize::from(outbox.find(event.id()).await.unwrap().is_some());
+            }
+            there == events.len()
+        })
+        .await;
+        all_are_delivered_once(&outbox, &calls, &events).await;
+        outbox.close().await;
+    }
+}
+
+async fn a_write_that_is_dropped_costs_no_lease<H: Harness>(db: H) {
+    for mode in HOT_MODES {
+        let calls = Calls::default();
+        let table = format!("dropped_write_{}", mode.word());
+        let outbox = outbox(&db, &calls, |builder| builder.mode(mode).table(&table)).await;
+        let mut events = Vec::new();
+        for patience in 0..40 {
+            let (event, last) = (event(), event());
+            let mut transaction = outbox.begin().await.unwrap();
+            let _ = timeout(Duration::from_micros(patience * 25), outbox.write(&mut transaction, &event)).await;
+            // The service goes on: the event is written or it is not, and nobody knows. Where a driver cannot go on with a
+            // connection after that, it says so, and nothing is written.
+            let goes_on = outbox.write(&mut transaction, &last).await.is_ok();
+            let committed = transaction.commit().await.is_ok();
+            assert_eq!(outbox.find(last.id()).await.unwrap().is_some(), goes_on && committed);
+            events.extend([event, last]);
+        }
+        all_are_delivered_once(&outbox, &calls, &events).await;
+        assert!(calls.len() > 0);
+        outbox.close().await;
+    }
+}

@@ -1,0 +1,193 @@
+//! A node that is cut off from its database while another one is not: for longer than its lease, by connections that
+//! stall without a word, and by answers that are lost at COMMIT.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use posthaste::{Event, Listeners, Mode, Outbox, OutboxStatus, Pool};
+use posthaste_core::outbox::{Store, Upkeep};
+use posthaste_testing::servers::{self, Cutter, Keep};
+use sqlx::{MySqlPool, PgPool};
+
+use crate::process::wait_until;
+
+const LEASE: Duration = Duration::from_secs(2);
+const WORK: Duration = Duration::from_millis(10);
+const EVENTS: usize = 1_500;
+const MODES: [Mode; 3] = [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED];
+
+/// How often each event was delivered, by whatever node.
+#[derive(Clone, Default)]
+struct Deliveries(Arc<Mutex<HashMap<String, usize>>>);
+
+impl Deliveries {
+    fn listeners(&self) -> Listeners {
+        let deliveries = self.clone();
+        let listeners = Listeners::new().on_aggregate("a", "t", move |event: Arc<Event>| {
+            let deliveries = deliveries.clone();
+            async move {
+                *deliveries.0.lock().unwrap().entry(event.id().to_owned()).or_default() += 1;
+                tokio::time::sleep(WORK).await;
+            }
+        });
+        listeners.unwrap()
+    }
+
+    fn events(&self) -> usize {
+        self.0.lock().unwrap().len()
+    }
+
+    fn repeated(&self) -> usize {
+        self.0.lock().unwrap().values().map(|count| count - 1).sum()
+    }
+}
+
+async fn start<S: Store + Upkeep>(pool: impl Pool<S>, mode: Mode, deliveries: &Deliveries) -> Outbox<S> {
+    let builder = Outbox::new(pool).mode(mode).table(mode.word()).lease(LEASE).listeners(deliveries.listeners());
+    builder.poll_interval(Duration::from_millis(50)).start().await.unwrap()
+}
+
+async fn write<S: Store + Upkeep>(pool: impl Pool<S>, mode: Mode, count: usize) -> Vec<String> {
+    let writer = Outbox::new(pool).mode(Mode::WriterOnly).table(mode.word()).start().await.unwrap();
+    let events = (0..count).map(|number| Event::text("t", "{}").aggregate("a", number % 300).build().unwrap());
+    let events: Vec<Event> = events.collect();
+    let mut transaction = writer.begin().await.unwrap();
+    let ids = writer.write_all(&mut transaction, &events).await.unwrap();
+    transaction.commit().await.unwrap();
+    ids
+}
+
+/// All are done, none was given up, and no lease was lost but by those that were in flight.
+async fn check<S: Store + Upkeep>(outbox: &Outbox<S>, ids: &[String]) {
+    for id in ids {
+        let row = outbox.find(id).await.unwrap().unwrap();
+        assert_eq!(row.status, OutboxStatus::Done, "{row:?}");
+    }
+}
+
+/// The node whose database is away has delivered what it could not record, and another one delivers that again: no more
+/// than was in flight when it noticed.
+async fn away<S: Store + Upkeep, P: Pool<S> + Clone>(direct: P, proxied: P, cutter: &Cutter, mode: Mode) {
+    let deliveries = Deliveries::default();
+    let ids = write(direct.clone(), mode, EVENTS).await;
+    let cut_off = start(proxied, mode, &deliveries).await;
+    wait_until("it is at work", || deliveries.events() > 200);
+    let other = start(direct, mode, &deliveries).await;
+    cutter.take_away().await;
+    // Longer than the lease: that is the fault, and not a wait for anything.
+    tokio::time::sleep(LEASE * 2).await;
+    cutter.restore();
+    wait_until("everything is delivered", || deliveries.events() == EVENTS);
+    cut_off.close().await;
+    other.close().await;
+    check(&other, &ids).await;
+    // Four workers deliver a hundred events a second each: what they ended in half a second, and had not recorded.
+    assert!(deliveries.repeated() <= 250, "{mode:?}: {} deliveries were repeated", deliveries.repeated());
+}
+
+/// Connections stall without a word while new ones work: nothing waits for the operating system to notice.
+async fn stalled<S: Store + Upkeep, P: Pool<S> + Clone>(direct: P, proxied: P, cutter: &Cutter, mode: Mode) {
+    let deliveries = Deliveries::default();
+    let ids = write(direct.clone(), mode, EVENTS).await;
+    let node = start(proxied, mode, &deliveries).await;
+    for stalls in 1..=2 {
+        wait_until("it is at work", || deliveries.events() > 300 * stalls);
+        cutter.stall();
+    }
+    wait_until("everything is delivered", || deliveries.events() == EVENTS);
+    node.close().await;
+    let reader = Outbox::new(direct).mode(Mode::WriterOnly).table(mode.word()).start().await.unwrap();
+    check(&reader, &ids).await;
+    assert!(deliveries.repeated() <= 250, "{mode:?}: {} deliveries were repeated", deliveries.repeated());
+}
+
+/// Answers are lost at the COMMIT of whatever statement comes next: claims, settlements, renewals.
+async fn lost_answers<S: Store + Upkeep, P: Pool<S> + Clone>(direct: P, proxied: P, cutter: &Cutter, mode: Mode) {
+    let deliveries = Deliveries::default();
+    let ids = write(direct.clone(), mode, EVENTS).await;
+    let node = start(proxied, mode, &deliveries).await;
+    let mut cuts = 0;
+    while deliveries.events() < EVENTS - 100 {
+        cutter.cut_when_sent(b"COMMIT", Keep::Forwarded);
+        cutter.cut().await;
+        cuts += 1;
+    }
+    assert!(cuts > 3, "{cuts}");
+    wait_until("everything is delivered", || deliveries.events() == EVENTS);
+    node.close().await;
+    let reader = Outbox::new(direct).mode(Mode::WriterOnly).table(mode.word()).start().await.unwrap();
+    check(&reader, &ids).await;
+    assert_eq!(deliveries.repeated(), 0, "{mode:?}: a lost answer is no reason to deliver again");
+    for id in &ids {
+        assert_eq!(reader.find(id).await.unwrap().unwrap().lease_losses, 0, "{mode:?}: nor is it a lost lease");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_postgres_that_is_away_for_longer_than_a_lease_repeats_only_what_was_in_flight() {
+    for mode in MODES {
+        let (url, cutter) = postgres().await;
+        away(PgPool::connect(&url).await.unwrap(), PgPool::connect(cutter.url()).await.unwrap(), &cutter, mode).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_mariadb_that_is_away_for_longer_than_a_lease_repeats_only_what_was_in_flight() {
+    for mode in MODES {
+        let (url, cutter) = mariadb().await;
+        let (direct, proxied) =
+            (MySqlPool::connect(&url).await.unwrap(), MySqlPool::connect(cutter.url()).await.unwrap());
+        away(direct, proxied, &cutter, mode).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_to_postgres_that_stall_are_given_up() {
+    for mode in MODES {
+        let (url, cutter) = postgres().await;
+        stalled(PgPool::connect(&url).await.unwrap(), PgPool::connect(cutter.url()).await.unwrap(), &cutter, mode)
+            .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_to_mariadb_that_stall_are_given_up() {
+    for mode in MODES {
+        let (url, cutter) = mariadb().await;
+        let (direct, proxied) =
+            (MySqlPool::connect(&url).await.unwrap(), MySqlPool::connect(cutter.url()).await.unwrap());
+        stalled(direct, proxied, &cutter, mode).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_of_postgres_that_are_lost_at_commit_repeat_nothing() {
+    for mode in MODES {
+        let (url, cutter) = postgres().await;
+        lost_answers(PgPool::connect(&url).await.unwrap(), PgPool::connect(cutter.url()).await.unwrap(), &cutter, mode)
+            .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_of_mariadb_that_are_lost_at_commit_repeat_nothing() {
+    for mode in MODES {
+        let (url, cutter) = mariadb().await;
+        let (direct, proxied) =
+            (MySqlPool::connect(&url).await.unwrap(), MySqlPool::connect(cutter.url()).await.unwrap());
+        lost_answers(direct, proxied, &cutter, mode).await;
+    }
+}
+
+async fn postgres() -> (String, Cutter) {
+    let url = servers::postgres().await;
+    let cutter = Cutter::to(&url).await;
+    (url, cutter)
+}
+
+async fn mariadb() -> (String, Cutter) {
+    let url = servers::mariadb().await;
+    let cutter = Cutter::to(&url).await;
+    (url, cutter)
+}
