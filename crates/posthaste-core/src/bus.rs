@@ -61,6 +61,8 @@ pub struct Fetched {
     pub value: Bytes,
     /// What goes with it.
     pub headers: Vec<(String, String)>,
+    /// What the bus itself could not read of it; such a record is quarantined and not decoded.
+    pub damage: Option<String>,
 }
 
 /// Which topics a group reads.

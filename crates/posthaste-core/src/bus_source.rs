@@ -143,7 +143,11 @@ impl<T: Send + Sync + 'static> BusSource<T> {
         let records = self.consumer.fetch(limit).await?;
         let full = records.len() >= limit;
         for record in records {
-            match (self.options.decode)(&record) {
+            let decoded = match &record.damage {
+                Some(damage) => Err(damage.clone()),
+                None => (self.options.decode)(&record),
+            };
+            match decoded {
                 Ok(decoded) => {
                     let bytes = record.value.len() + record.key.len();
                     let item = BusItem {

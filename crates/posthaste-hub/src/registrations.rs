@@ -1,6 +1,6 @@
 use bytes::Bytes;
 use posthaste_api::{AuthIn, AuthOut, EventKey, FieldError, Headers, NewSubscription, PayloadType, Protocol, Target};
-use posthaste_core::StoreError;
+use posthaste_core::{FaultKind, StoreError};
 use posthaste_sql::registry::{
     self, DefinitionFields, PageRequest, RegistryError, SubscriptionFields, SubscriptionFilter,
 };
@@ -141,7 +141,15 @@ impl Registrations {
         let page = self.registry.subscriptions(filter, request).await?;
         let mut items = Vec::with_capacity(page.items.len());
         for subscription in page.items {
-            items.push(self.shown(subscription).await?.value);
+            let id = subscription.id.clone();
+            match self.shown(subscription).await {
+                Ok(shown) => items.push(shown.value),
+                // One subscription whose definition cannot be read must not hide the others.
+                Err(error) if is_lasting(&error) => {
+                    tracing::error!(subscription = id, %error, "a subscription cannot be shown and is left out");
+                }
+                Err(error) => return Err(error),
+            }
         }
         Ok(Listed { items, total: page.total })
     }
@@ -229,6 +237,14 @@ impl Registrations {
             updated_at: subscription.updated_at,
         };
         Ok(Versioned { value, version: subscription.version })
+    }
+}
+
+/// Whether asking again will not help.
+fn is_lasting(error: &RegistrationError) -> bool {
+    match error {
+        RegistrationError::Registry(RegistryError::Store(error)) => error.kind() == FaultKind::Lasting,
+        _ => true,
     }
 }
 

@@ -162,7 +162,7 @@ impl Consumer for Member {
                     let (topic, partition, generation) = (Arc::clone(topic), *partition, share.generation);
                     let position = Position { topic, partition, offset, generation };
                     let Record { key, value, headers, .. } = record.clone();
-                    fetched.push(Fetched { position, key, value, headers });
+                    fetched.push(Fetched { position, key, value, headers, damage: None });
                 }
             }
         }

@@ -13,6 +13,7 @@ use self::in_flight::InFlight;
 use self::settling::Change;
 use super::clock::{NOW_MS, millis, span, time};
 use super::database::Database;
+use super::unreadable::{report, text};
 use crate::letters::{Letter, NewLetter, Trigger};
 
 mod in_flight;
@@ -21,6 +22,12 @@ mod settling;
 
 /// How many rows one statement inserts.
 const CHUNK: usize = 64;
+
+/// Where a claim has the number of the row.
+const AFTER_DUE: usize = 14;
+
+/// Later than every time that is ever due, and less than every text.
+const LAST_MS: i64 = i64::MAX;
 
 /// The dead letters: a source of those that are to be tried again, and what operators ask about them.
 ///
@@ -127,7 +134,8 @@ impl Source for Letters {
             let (lock, left_out) = (lock.clone(), left_out.clone());
             Box::pin(async move { claim(connection, lock, lease, &left_out, limit).await })
         });
-        let claim = claim.await?;
+        let (claim, unreadable) = claim.await?;
+        unreadable.iter().for_each(|(key, reason)| report("dlt_event", key, reason));
         self.0.in_flight.add(claim.items.iter().map(|claimed| &claimed.item), started + self.0.lease);
         Ok(claim)
     }
@@ -220,36 +228,65 @@ impl Source for Letters {
     }
 }
 
+/// The key of a letter that cannot be read, and why.
+type Unreadable = (String, String);
+
 async fn claim(
     connection: &mut SqliteConnection,
     lock: String,
     lease: i64,
     left_out: &[String],
     limit: usize,
-) -> Result<Claim<Letter>, sqlx::Error> {
+) -> Result<(Claim<Letter>, Vec<Unreadable>), sqlx::Error> {
     let free =
         format!("(locked_until IS NULL OR locked_until <= {NOW_MS}) AND id NOT IN (SELECT value FROM json_each(?1))");
     let take = format!(
         "UPDATE dlt_event SET locked_by = ?2, locked_until = {NOW_MS} + ?3
          WHERE id IN (SELECT id FROM dlt_event WHERE due <= {NOW_MS} AND {free} ORDER BY due, id LIMIT ?4)
          RETURNING id, event_id, subscription_id, subscriber_id, event_type, domain, endpoint, envelope, attempts,
-             retry_count, first_failed_at, replay_at IS NOT NULL, replay_id, due"
+             retry_count, first_failed_at, replay_at IS NOT NULL, replay_id, due, rowid"
     );
     let limit_bound = i64::try_from(limit).unwrap_or(i64::MAX);
     let left_out = json(&left_out)?;
     let query = sqlx::query(AssertSqlSafe(take)).bind(left_out.clone()).bind(lock.clone()).bind(lease);
     let rows = query.bind(limit_bound).fetch_all(&mut *connection).await?;
-    let mut claimed = rows.iter().map(|row| read(row, &lock)).collect::<Result<Vec<_>, _>>()?;
+    let (mut claimed, mut unreadable) = (Vec::with_capacity(rows.len()), Vec::new());
+    for row in &rows {
+        match read(row, &lock) {
+            Ok(letter) => claimed.push(letter),
+            Err(error) => {
+                let reason = error.to_string();
+                give_up(connection, row.try_get(AFTER_DUE)?, &reason).await?;
+                unreadable.push((text(row, 0), reason));
+            }
+        }
+    }
     // An UPDATE returns its rows in no order of ours.
     claimed.sort_by(|(due, a), (other_due, b)| (due, &a.item.id).cmp(&(other_due, &b.item.id)));
     let mut next_due = None;
-    if claimed.len() < limit {
-        let next =
-            format!("SELECT due - {NOW_MS} FROM dlt_event WHERE due IS NOT NULL AND {free} ORDER BY due, id LIMIT 1");
+    if rows.len() < limit {
+        // A due time that is no number sorts behind all numbers and is never due.
+        let next = format!(
+            "SELECT CAST(due - {NOW_MS} AS INTEGER) FROM dlt_event
+             WHERE due IS NOT NULL AND due <= {LAST_MS} AND {free} ORDER BY due, id LIMIT 1"
+        );
         let row = sqlx::query(AssertSqlSafe(next)).bind(left_out).fetch_optional(connection).await?;
         next_due = row.map(|row| row.try_get(0)).transpose()?.map(span);
     }
-    Ok(Claim { items: claimed.into_iter().map(|(_, claimed)| claimed).collect(), next_due })
+    let items: Vec<_> = claimed.into_iter().map(|(_, claimed)| claimed).collect();
+    // Unreadable letters made a full claim look short.
+    let next_due = if rows.len() < limit { next_due } else { Some(Duration::ZERO).filter(|_| items.len() < limit) };
+    Ok((Claim { items, next_due }, unreadable))
+}
+
+/// A letter that cannot be read waits for an operator: no claim meets it again.
+async fn give_up(connection: &mut SqliteConnection, rowid: i64, reason: &str) -> Result<(), sqlx::Error> {
+    let give_up = format!(
+        "UPDATE dlt_event SET status = 2, scheduled_at = NULL, replay_at = NULL, replay_id = NULL, locked_by = NULL,
+             locked_until = NULL, error = ?2, error_code = 'unreadable', error_cause = NULL, updated_at = {NOW_MS}
+         WHERE rowid = ?1"
+    );
+    sqlx::query(AssertSqlSafe(give_up)).bind(rowid).bind(reason).execute(connection).await.map(|_| ())
 }
 
 fn read(row: &SqliteRow, lock: &str) -> Result<(i64, Claimed<Letter>), sqlx::Error> {

@@ -10,6 +10,7 @@ mod migrations;
 mod outbox;
 mod registry;
 mod turn;
+mod unreadable;
 mod writer;
 
 pub mod probe;

@@ -6,6 +6,7 @@ use sqlx::{AssertSqlSafe, QueryBuilder, Sqlite};
 use super::clock::{NOW_MS, time};
 use super::database::Database;
 use super::faults::store_error;
+use super::unreadable::readable;
 use crate::registry::{Definition, Page, PageRequest, RegistryError, Subscription};
 
 mod definitions;
@@ -51,7 +52,8 @@ impl Registry {
         version.map_err(|error| store_error("read the version of the registry", error))
     }
 
-    /// Every active subscription with its definition, oldest first, and the version at which that holds.
+    /// Every active subscription with its definition, oldest first, and the version at which that holds. A row that
+    /// cannot be read is reported and left out.
     pub async fn load_active(&self) -> Result<(i64, Vec<(Definition, Subscription)>), StoreError> {
         self.read_active().await.map_err(|error| store_error("load the active subscriptions", error))
     }
@@ -70,7 +72,7 @@ impl Registry {
         reading.commit().await?;
         let pair =
             |row: &SqliteRow| Ok((definitions::read(row, 0)?, subscriptions::read(row, definitions::COLUMN_COUNT)?));
-        Ok((version, rows.iter().map(pair).collect::<Result<_, sqlx::Error>>()?))
+        Ok((version, readable("subscription", &rows, definitions::COLUMN_COUNT, pair)))
     }
 
     /// Makes one change; when it was not refused, the registry's version rises in the same transaction.
@@ -115,7 +117,7 @@ async fn check_version(
     })
 }
 
-/// One page of what `from` names, and how many there are. `push_conditions` adds to both queries.
+/// One page of the table `from`, whose first column is the key, and how many rows there are. `push_conditions` adds to both queries.
 async fn page<T>(
     database: &Database,
     columns: &'static str,
@@ -132,5 +134,5 @@ async fn page<T>(
     let mut total = QueryBuilder::<Sqlite>::new(format!("SELECT count(*) FROM {from}"));
     push_conditions(&mut total);
     let total: i64 = total.build_query_scalar().fetch_one(database.operators()).await?;
-    Ok(Page { items: rows.iter().map(read).collect::<Result<_, _>>()?, total: total as u64 })
+    Ok(Page { items: readable(from, &rows, 0, read), total: total as u64 })
 }

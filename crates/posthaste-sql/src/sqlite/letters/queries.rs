@@ -10,6 +10,7 @@ use crate::letters::{
     ReplayResults, Trigger,
 };
 use crate::sqlite::faults::store_error;
+use crate::sqlite::unreadable::readable;
 
 /// How far a list is counted.
 const COUNTED: i64 = 10_000;
@@ -20,6 +21,7 @@ const COLUMNS: &str = "id, delivery_id, event_id, subscription_id, subscriber_id
      status, retry_count, attempts, error, error_code, error_cause, first_failed_at, scheduled_at, replay_id, \
      created_at, updated_at";
 const AFTER_LETTER: usize = 19;
+const AFTER_HISTORY: usize = 7;
 
 impl Letters {
     /// One page of the letters that meet the filter.
@@ -31,7 +33,7 @@ impl Letters {
         page.push(order(filter)).push(" LIMIT ").push_bind(filter.size);
         page.push(" OFFSET ").push_bind(i64::from(filter.page) * i64::from(filter.size));
         let rows = page.build().fetch_all(operators).await.map_err(failed)?;
-        let items = rows.iter().map(read).collect::<Result<Vec<_>, _>>().map_err(failed)?;
+        let items = readable("dlt_event", &rows, 0, read);
 
         let mut count = QueryBuilder::<Sqlite>::new("SELECT count(*) FROM (SELECT 1 FROM dlt_event");
         push_conditions(&mut count, filter);
@@ -43,7 +45,7 @@ impl Letters {
     /// One letter with all that is known of it.
     pub async fn get(&self, id: &str) -> Result<Option<LetterDetail>, StoreError> {
         const HISTORY: &str =
-            "SELECT error_code, error_message, error_cause, process_date, trigger, replay_id, duration_ms
+            "SELECT error_code, error_message, error_cause, process_date, trigger, replay_id, duration_ms, id
              FROM retry_history WHERE letter_id = ? ORDER BY id";
         let failed = |error| store_error("read a dead letter", error);
         let operators = self.0.database.operators();
@@ -57,7 +59,7 @@ impl Letters {
                 letter: read(&row)?,
                 envelope: Bytes::from(row.try_get::<Vec<u8>, _>(AFTER_LETTER)?),
                 readable: row.try_get(AFTER_LETTER + 1)?,
-                history: history.iter().map(read_history).collect::<Result<_, _>>()?,
+                history: readable("retry_history", &history, AFTER_HISTORY, read_history),
             })
         };
         detail().map(Some).map_err(failed)
@@ -68,7 +70,7 @@ impl Letters {
         let failed = |error| store_error("read the dead letters of an event", error);
         let sql = AssertSqlSafe(format!("SELECT {COLUMNS} FROM dlt_event WHERE event_id = ? ORDER BY created_at, id"));
         let rows = sqlx::query(sql).bind(event_id).fetch_all(self.0.database.operators()).await.map_err(failed)?;
-        rows.iter().map(read).collect::<Result<_, _>>().map_err(failed)
+        Ok(readable("dlt_event", &rows, 0, read))
     }
 
     /// Has these letters delivered again now, but for those that were delivered or already wait for a replay.

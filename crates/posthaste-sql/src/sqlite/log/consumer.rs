@@ -8,8 +8,11 @@ use bytes::Bytes;
 use futures_util::TryStreamExt;
 use posthaste_core::bus::{Consumer, Fetched, Position};
 use posthaste_core::{Settled, StoreError, Wakeup};
+use sqlx::Row;
+use sqlx::sqlite::SqliteRow;
 
 use super::super::faults::store_error;
+use super::super::unreadable::{report, text};
 use super::holdings::{Held, Holdings};
 use super::leases::{Advance, Leases};
 use super::{Log, Subscription, headers_from_text, lock, unreadable};
@@ -37,6 +40,35 @@ struct Candidate {
     key: String,
     value: Bytes,
     headers: Vec<(String, String)>,
+    damage: Option<String>,
+}
+
+impl Candidate {
+    /// What can be read of a row. Only a row without a place in its partition is an error.
+    fn of(row: &SqliteRow) -> Result<Self, sqlx::Error> {
+        let mut candidate = Self {
+            partition_id: row.try_get(0)?,
+            offset: row.try_get(1)?,
+            key: text(row, 2),
+            value: row.try_get_unchecked::<Option<Vec<u8>>, _>(3)?.unwrap_or_default().into(),
+            headers: Vec::new(),
+            damage: None,
+        };
+        let headers = row.try_get::<Option<String>, _>(4).map_err(|error| error.to_string());
+        let headers = headers.and_then(|headers| headers_from_text(headers).map_err(|error| error.to_string()));
+        match headers {
+            Ok(headers) => candidate.headers = headers,
+            Err(error) => {
+                candidate.damage = Some(format!("headers are no JSON array of [name, value] pairs: {error}"));
+                // As they stand, for the quarantine.
+                candidate.headers.push(("unreadable".to_owned(), text(row, 4)));
+            }
+        }
+        if let Err(error) = row.try_get::<String, _>(2) {
+            candidate.damage = Some(format!("its key is not text: {error}"));
+        }
+        Ok(candidate)
+    }
 }
 
 /// One member of a group.
@@ -56,6 +88,8 @@ struct Membership {
     renewed_at: Option<Instant>,
     looked_at: Instant,
     closed: bool,
+    /// Progress rows that were reported as unreadable.
+    reported: HashSet<String>,
 }
 
 impl Membership {
@@ -77,6 +111,7 @@ impl GroupConsumer {
                 renewed_at: None,
                 looked_at: Instant::now(),
                 closed: false,
+                reported: HashSet::new(),
             }),
             recording: tokio::sync::Mutex::default(),
         };
@@ -108,13 +143,19 @@ impl GroupConsumer {
 
     async fn take_partitions(&self, membership: &mut Membership) -> Result<(), StoreError> {
         let sent_at = Instant::now();
-        let granted = self.leases.take(self.full_lease()).await?;
+        let (granted, unreadable) = self.leases.take(self.full_lease()).await?;
+        for (key, reason) in unreadable {
+            // The lease is renewed every few seconds: once is enough for the log.
+            if membership.reported.insert(key.clone()) {
+                report("log_group", &key, &reason);
+            }
+        }
         let ours: HashSet<i64> = granted.iter().map(|granted| granted.partition_id).collect();
         let mut holdings = lock(&self.holdings);
         holdings.retain(|id| ours.contains(&id));
         for granted in granted {
             if holdings.generation(granted.partition_id) != Some(granted.generation) {
-                let progress = granted.progress()?;
+                let progress = granted.progress(&self.subscription.group);
                 let held = Held::new(granted.topic, granted.partition, granted.generation, progress);
                 holdings.insert(granted.partition_id, held);
             }
@@ -129,20 +170,24 @@ impl GroupConsumer {
         const DOING: &str = "read the log";
         let wanted = serde_json::to_string(wanted).map_err(|error| unreadable(DOING, error))?;
         let limit_bound = i64::try_from(limit).unwrap_or(i64::MAX);
-        let query = sqlx::query_as(FETCH).bind(wanted).bind(limit_bound);
+        let query = sqlx::query(FETCH).bind(wanted).bind(limit_bound);
         let mut stream = query.fetch(self.log.0.database.readers());
         let mut read = Vec::new();
-        let mut bytes = 0;
+        let (mut rows, mut bytes) = (0, 0);
         while let Some(row) = stream.try_next().await.map_err(|error| store_error(DOING, error))? {
-            let (partition_id, offset, key, value, headers): (i64, i64, String, Vec<u8>, Option<String>) = row;
-            let headers = headers_from_text(headers).map_err(|error| unreadable(DOING, error))?;
-            bytes += value.len();
-            read.push(Candidate { partition_id, offset, key, value: value.into(), headers });
+            rows += 1;
+            match Candidate::of(&row) {
+                Ok(candidate) => {
+                    bytes += candidate.value.len();
+                    read.push(candidate);
+                }
+                Err(error) => report("log_record", &format!("{} {}", text(&row, 0), text(&row, 1)), &error),
+            }
             if bytes >= MAX_FETCH_BYTES {
                 return Ok((read, true));
             }
         }
-        let full = read.len() == limit;
+        let full = rows == limit;
         Ok((read, full))
     }
 
@@ -150,7 +195,8 @@ impl GroupConsumer {
         let mut holdings = lock(&self.holdings);
         let hand_out = |candidate: Candidate| {
             let position = holdings.hand_out(candidate.partition_id, candidate.offset)?;
-            Some(Fetched { position, key: candidate.key, value: candidate.value, headers: candidate.headers })
+            let Candidate { key, value, headers, damage, .. } = candidate;
+            Some(Fetched { position, key, value, headers, damage })
         };
         candidates.into_iter().filter_map(hand_out).collect()
     }

@@ -3,9 +3,11 @@
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use posthaste_core::{Progress, StoreError};
+use sqlx::FromRow;
 
 use super::super::faults::store_error;
-use super::{Log, unreadable};
+use super::super::unreadable::readable;
+use super::Log;
 
 /// One record of the log, and who has read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +54,9 @@ type EntryRow = (String, u32, i64, Vec<u8>, i64, Option<String>, Option<i64>, Op
 /// Topic, partition and next offset, with one group that reads it and its watermark.
 type TopicRow = (String, u32, i64, Option<String>, Option<i64>);
 
+/// Where [`RECORDS_OF_KEY`] has the group, whose progress is what may be unreadable.
+const GROUP_OF_ENTRY: usize = 5;
+
 /// How many records of one event are shown: each comes with its value, which may be a mebibyte.
 const SHOWN_RECORDS: u32 = 200;
 
@@ -74,13 +79,14 @@ impl Log {
     /// that was copied more often shows how it began, and not its newest copies.
     pub async fn records_of(&self, key: &str) -> Result<Vec<LogEntry>, StoreError> {
         const DOING: &str = "find the records of an event";
-        let rows: Vec<EntryRow> = sqlx::query_as(RECORDS_OF_KEY)
+        let rows = sqlx::query(RECORDS_OF_KEY)
             .bind(key)
             .bind(SHOWN_RECORDS)
             .fetch_all(self.0.database.operators())
             .await
             .map_err(|error| store_error(DOING, error))?;
         let mut entries: Vec<LogEntry> = Vec::new();
+        let rows = readable("log_record", &rows, GROUP_OF_ENTRY, |row| EntryRow::from_row(row));
         for (topic, partition, offset, value, created_at, group, watermark, completed) in rows {
             let is_this = |last: &LogEntry| (&last.topic, last.partition, last.offset) == (&topic, partition, offset);
             if !entries.last().is_some_and(is_this) {
@@ -91,7 +97,8 @@ impl Log {
             if let (Some(group), Some(watermark), Some(completed)) = (group, watermark, completed)
                 && let Some(entry) = entries.last_mut()
             {
-                let progress = Progress::decode(watermark, &completed).map_err(|error| unreadable(DOING, error))?;
+                // A completed set that cannot be read counts for nothing, as it does for its reader.
+                let progress = Progress::decode(watermark, &completed).unwrap_or(Progress::at(watermark));
                 entry.groups.push(GroupProgress { group, done: progress.is_done(offset) });
             }
         }
@@ -100,12 +107,14 @@ impl Log {
 
     /// Every partition of every topic, by name and number.
     pub async fn topics(&self) -> Result<Vec<TopicState>, StoreError> {
-        let rows: Vec<TopicRow> = sqlx::query_as(TOPICS)
+        let rows = sqlx::query(TOPICS)
             .fetch_all(self.0.database.operators())
             .await
             .map_err(|error| store_error("list topics", error))?;
         let mut topics: Vec<TopicState> = Vec::new();
-        for (topic, partition, next_offset, group, watermark) in rows {
+        for (topic, partition, next_offset, group, watermark) in
+            readable("log_group", &rows, 0, |row| TopicRow::from_row(row))
+        {
             if !topics.last().is_some_and(|last| last.topic == topic && last.partition == partition) {
                 topics.push(TopicState { topic, partition, next_offset, groups: Vec::new() });
             }

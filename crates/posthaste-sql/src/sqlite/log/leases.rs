@@ -1,13 +1,15 @@
 //! The statements on `log_group`: who reads a partition, and how far.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use posthaste_core::bus::Topics;
 use posthaste_core::{Progress, StoreError};
 use sqlx::sqlite::SqliteRow;
-use sqlx::{AssertSqlSafe, FromRow, Row};
+use sqlx::{AssertSqlSafe, Row};
 
 use super::super::faults::store_error;
+use super::super::unreadable::{report, text};
 use super::{Subscription, unreadable};
 use crate::sqlite::Database;
 
@@ -25,6 +27,11 @@ pub(super) const RECORD: &str = "
       AND log_group.owner = ?3 AND log_group.generation = done.generation
     RETURNING partition_id";
 
+/// Where [`Leases::take`] has these columns.
+const COMPLETED: usize = 3;
+const TOPIC: usize = 4;
+const PARTITION: usize = 5;
+
 /// A partition that is ours now.
 pub(super) struct Granted {
     pub(super) partition_id: i64,
@@ -35,25 +42,36 @@ pub(super) struct Granted {
     completed: String,
 }
 
-impl FromRow<'_, SqliteRow> for Granted {
-    fn from_row(row: &SqliteRow) -> Result<Self, sqlx::Error> {
+impl Granted {
+    fn of(row: &SqliteRow) -> Result<Self, sqlx::Error> {
         Ok(Self {
             partition_id: row.try_get("partition_id")?,
             topic: row.try_get("topic")?,
             partition: row.try_get("partition")?,
             generation: row.try_get("generation")?,
             watermark: row.try_get("watermark")?,
-            completed: row.try_get("completed")?,
+            completed: text(row, COMPLETED),
+        })
+    }
+
+    /// How far the group has come. Where the completed set cannot be read, everything from the watermark on is delivered
+    /// again: that may repeat deliveries, and loses none.
+    pub(super) fn progress(&self, group: &str) -> Progress {
+        Progress::decode(self.watermark, &self.completed).unwrap_or_else(|error| {
+            let key = key_of(group, &self.topic, self.partition);
+            report("log_group", &key, &format_args!("{error}; deliveries after offset {} repeat", self.watermark));
+            Progress::at(self.watermark)
         })
     }
 }
 
-impl Granted {
-    pub(super) fn progress(&self) -> Result<Progress, StoreError> {
-        Progress::decode(self.watermark, &self.completed)
-            .map_err(|error| unreadable("read how far a group has come", error))
-    }
+/// What identifies a progress row to an operator.
+fn key_of(group: &str, topic: &str, partition: impl Display) -> String {
+    format!("{group} {topic} {partition}")
 }
+
+/// The key of a progress row that cannot be read, and why.
+type Unreadable = (String, String);
 
 /// One partition's progress, to be recorded.
 pub(super) struct Advance {
@@ -97,8 +115,9 @@ impl Leases {
         query.fetch_one(self.database.readers()).await.map_err(|error| store_error("look for free partitions", error))
     }
 
-    /// Takes what is free, starts anew what is ours, and says what all is ours now.
-    pub(super) async fn take(&self, lease: Duration) -> Result<Vec<Granted>, StoreError> {
+    /// Takes what is free, starts anew what is ours, and says what all is ours now. A partition whose progress row cannot
+    /// be read is left out.
+    pub(super) async fn take(&self, lease: Duration) -> Result<(Vec<Granted>, Vec<Unreadable>), StoreError> {
         // A group starts at the earliest record that is there: what retention removed would never be acked.
         let meet = format!(
             "INSERT INTO log_group (group_name, partition_id, watermark)
@@ -118,17 +137,29 @@ impl Leases {
         );
         let lease = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX / 2);
         let leases = self.clone();
-        self.database
+        let rows = self
+            .database
             .write("take partitions", move |connection| {
                 let (leases, meet, take) = (leases.clone(), meet.clone(), take.clone());
                 Box::pin(async move {
                     let meet = sqlx::query(AssertSqlSafe(meet)).bind(&leases.topics).bind(&leases.group);
                     meet.execute(&mut *connection).await?;
-                    let take = sqlx::query_as(AssertSqlSafe(take)).bind(leases.topics).bind(leases.group);
+                    let take = sqlx::query(AssertSqlSafe(take)).bind(leases.topics).bind(leases.group);
                     take.bind(leases.owner).bind(lease).fetch_all(connection).await
                 })
             })
-            .await
+            .await?;
+        let (mut granted, mut unreadable) = (Vec::with_capacity(rows.len()), Vec::new());
+        for row in &rows {
+            match Granted::of(row) {
+                Ok(partition) => granted.push(partition),
+                Err(error) => {
+                    let key = key_of(&self.group, &text(row, TOPIC), text(row, PARTITION));
+                    unreadable.push((key, error.to_string()));
+                }
+            }
+        }
+        Ok((granted, unreadable))
     }
 
     /// Records progress where the lease still stands; answers the partitions where it does.

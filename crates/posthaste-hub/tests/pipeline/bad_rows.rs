@@ -1,0 +1,132 @@
+use axum::http::StatusCode;
+use posthaste_api::DeadLetterStatus;
+use posthaste_hub::{LetterFilter, PageRequest, Settings, SubscriptionFilter};
+
+use crate::support::{
+    Subscriber, ask, assert_counted, execute, header, impatient, open, publish, start, subscribe, until,
+};
+
+const EVENT: &str = r#"{"eventType":"order.placed","sourceService":"shop","payload":1}"#;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unreadable_subscription_stops_nobody_else() {
+    let world = start(Settings::default()).await;
+    let (good, bad) = (Subscriber::default(), Subscriber::default());
+    for (name, subscriber) in [("bad", &bad), ("good", &good)] {
+        let endpoint = format!("http://{}/hook", subscriber.start().await);
+        subscribe(&world.hub, "order.placed", name, &endpoint, None).await;
+    }
+    let damage = "UPDATE subscription SET headers = '{' WHERE subscriber_id = 'bad';
+                  UPDATE registry_version SET version = version + 1";
+    world.execute(damage).await;
+    let id = publish(&world.hub, EVENT).await;
+    assert_eq!(header(&good.wait_for(1).await[0].0, "webhook-id"), id);
+    let all = PageRequest { page: 0, size: 10 };
+    let listed = world.hub.registrations().subscriptions(&SubscriptionFilter::default(), all).await.unwrap();
+    let listed: Vec<_> = listed.items.iter().map(|subscription| subscription.subscriber_id.as_str()).collect();
+    assert_eq!(listed, ["good"]);
+    world.hub.stop().await;
+    assert!(bad.received().is_empty());
+    assert_counted("posthaste_unreadable_rows_total{table=\"subscription\"}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unreadable_definition_costs_only_its_own_subscriptions() {
+    let world = start(Settings::default()).await;
+    let subscriber = Subscriber::default();
+    let endpoint = format!("http://{}/hook", subscriber.start().await);
+    subscribe(&world.hub, "order.placed", "good", &endpoint, None).await;
+    subscribe(&world.hub, "order.paid", "bad", &endpoint, None).await;
+    let damage = "UPDATE event_definition SET created_at = 'yesterday' WHERE event_type = 'order.paid';
+                  UPDATE registry_version SET version = version + 1";
+    world.execute(damage).await;
+    publish(&world.hub, EVENT).await;
+    subscriber.wait_for(1).await;
+    let all = PageRequest { page: 0, size: 10 };
+    let listed = world.hub.registrations().subscriptions(&SubscriptionFilter::default(), all).await.unwrap();
+    assert_eq!(listed.items.len(), 1);
+    assert_eq!(world.hub.registrations().definitions(all).await.unwrap().items.len(), 1);
+    world.hub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unreadable_progress_does_not_keep_the_hub_from_starting() {
+    let folder = tempfile::tempdir().unwrap();
+    let subscriber = Subscriber::default();
+    let hub = open(folder.path(), Settings::default()).await;
+    subscribe(&hub, "*", "all", &format!("http://{}/hook", subscriber.start().await), None).await;
+    publish(&hub, EVENT).await;
+    publish(&hub, r#"{"eventType":"order.paid","sourceService":"shop","payload":1}"#).await;
+    subscriber.wait_for(2).await;
+    hub.stop().await;
+    let damage = "UPDATE log_group SET completed = 'junk' WHERE group_name = 'outbox-processor';
+                  UPDATE log_group SET watermark = 'junk' WHERE group_name = 'event-processor'
+                     AND partition_id = (SELECT id FROM log_partition WHERE topic = 'posthaste.events.order.paid')";
+    execute(folder.path(), damage).await;
+
+    let hub = open(folder.path(), Settings::default()).await;
+    let id = publish(&hub, EVENT).await;
+    until("the new event arrives", async || {
+        subscriber.received().iter().any(|(headers, _)| header(headers, "webhook-id") == id).then_some(())
+    })
+    .await;
+    assert!(hub.trace(&id).await.unwrap().is_some());
+    hub.measure_depths().await.unwrap();
+    hub.stop().await;
+    assert_counted("posthaste_unreadable_rows_total{table=\"log_group\"}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_that_the_bus_cannot_read_is_quarantined_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let subscriber = Subscriber::default();
+    let hub = open(folder.path(), Settings::default()).await;
+    subscribe(&hub, "*", "all", &format!("http://{}/hook", subscriber.start().await), None).await;
+    publish(&hub, EVENT).await;
+    subscriber.wait_for(1).await;
+    hub.stop().await;
+    let damage = "INSERT INTO log_record (partition_id, \"offset\", key, headers, value)
+                  SELECT id, next_offset, 'damaged', '{', x'00' FROM log_partition WHERE topic LIKE 'posthaste.events.%';
+                  INSERT INTO log_record (partition_id, \"offset\", key, value)
+                  SELECT id, next_offset + 1, x'ff', x'00' FROM log_partition WHERE topic LIKE 'posthaste.events.%';
+                  UPDATE log_partition SET next_offset = next_offset + 2 WHERE topic LIKE 'posthaste.events.%'";
+    execute(folder.path(), damage).await;
+
+    let hub = open(folder.path(), Settings::default()).await;
+    let id = publish(&hub, EVENT).await;
+    assert_eq!(header(&subscriber.wait_for(2).await[1].0, "webhook-id"), id);
+    hub.stop().await;
+    let quarantined = "SELECT group_concat(key || ' ' || coalesce(headers, ''), '|') FROM quarantined_record
+                       WHERE key = 'damaged' AND reason LIKE 'headers %'";
+    assert_eq!(ask::<String>(folder.path(), quarantined).await, r#"damaged [["unreadable","{"]]"#);
+    assert_eq!(ask::<i64>(folder.path(), "SELECT count(*) FROM quarantined_record").await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unreadable_letter_keeps_no_other_from_being_retried() {
+    let world = start(impatient()).await;
+    let subscriber = Subscriber::default();
+    subscribe(&world.hub, "*", "all", &format!("http://{}/hook", subscriber.start().await), None).await;
+    subscriber.answer(StatusCode::SERVICE_UNAVAILABLE);
+    let bad = publish(&world.hub, EVENT).await;
+    let good = publish(&world.hub, EVENT).await;
+    let all = LetterFilter { status: None, ..LetterFilter::default() };
+    until("both are dead letters", async || (world.hub.dead_letters(&all).await.unwrap().total == 2).then_some(()))
+        .await;
+    let damage = format!("UPDATE dlt_event SET attempts = -1 WHERE event_id = '{bad}'");
+    world.execute(damage).await;
+    subscriber.answer(StatusCode::OK);
+    until("the other is delivered", async || {
+        let letters = world.hub.dead_letters(&all).await.unwrap().items;
+        let processed = |letter: &posthaste_api::DeadLetter| letter.status == DeadLetterStatus::Processed;
+        letters.iter().any(|letter| letter.message_id == good && processed(letter)).then_some(())
+    })
+    .await;
+    until("the bad one waits for an operator", async || {
+        let given_up = "SELECT count(*) FROM dlt_event WHERE error_code = 'unreadable' AND due IS NULL";
+        (world.ask::<i64>(given_up).await == 1).then_some(())
+    })
+    .await;
+    world.hub.stop().await;
+    assert_counted("posthaste_unreadable_rows_total{table=\"dlt_event\"}");
+}

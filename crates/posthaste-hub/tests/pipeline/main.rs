@@ -1,0 +1,5 @@
+//! The hub inside one process: real database, real bus, real HTTP.
+
+mod bad_rows;
+mod delivery;
+mod support;

@@ -1,0 +1,189 @@
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::post;
+use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
+use posthaste_api::{AuthIn, EventIn, EventKey, SubscriptionIn};
+use posthaste_hub::{Accepted, Hub, Parts, Sealer, Settings};
+use posthaste_sql::sqlite::Database;
+use posthaste_webhook::{Client, ClientOptions};
+use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Sqlite};
+use tempfile::TempDir;
+use tokio::sync::Notify;
+
+/// An HTTP server that remembers what it was sent and answers as it is told.
+#[derive(Clone, Default)]
+pub struct Subscriber(Arc<Inbox>);
+
+struct Inbox {
+    received: Mutex<Vec<(HeaderMap, Bytes)>>,
+    arrived: Notify,
+    answer: Mutex<StatusCode>,
+}
+
+impl Default for Inbox {
+    fn default() -> Self {
+        Self { received: Mutex::default(), arrived: Notify::new(), answer: Mutex::new(StatusCode::OK) }
+    }
+}
+
+impl Subscriber {
+    pub async fn start(&self) -> SocketAddr {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let app = Router::new().route("/hook", post(receive)).with_state(self.clone());
+        tokio::spawn(async move { axum::serve(listener, app).await });
+        address
+    }
+
+    pub fn answer(&self, status: StatusCode) {
+        *self.0.answer.lock().unwrap() = status;
+    }
+
+    pub fn received(&self) -> Vec<(HeaderMap, Bytes)> {
+        self.0.received.lock().unwrap().clone()
+    }
+
+    /// Waits until this many requests have arrived.
+    pub async fn wait_for(&self, count: usize) -> Vec<(HeaderMap, Bytes)> {
+        let waiting = async {
+            loop {
+                let arrived = self.0.arrived.notified();
+                if self.received().len() >= count {
+                    return;
+                }
+                arrived.await;
+            }
+        };
+        let enough = tokio::time::timeout(Duration::from_secs(20), waiting).await;
+        assert!(enough.is_ok(), "{} of {count} requests arrived", self.received().len());
+        self.received()
+    }
+}
+
+async fn receive(State(subscriber): State<Subscriber>, headers: HeaderMap, body: Bytes) -> StatusCode {
+    subscriber.0.received.lock().unwrap().push((headers, body));
+    subscriber.0.arrived.notify_waiters();
+    *subscriber.0.answer.lock().unwrap()
+}
+
+pub struct World {
+    pub hub: Hub,
+    folder: TempDir,
+}
+
+pub async fn start(settings: Settings) -> World {
+    let folder = tempfile::tempdir().unwrap();
+    let hub = open(folder.path(), settings).await;
+    World { hub, folder }
+}
+
+pub async fn open(folder: &Path, settings: Settings) -> Hub {
+    // Before anything counts.
+    metrics();
+    let database = Database::open(&format!("sqlite://{}", folder.join("hub.db").display())).await.unwrap();
+    let sealer = Sealer::open(&folder.join("hub.key")).unwrap();
+    let client = Client::new(ClientOptions::default());
+    Hub::start(Parts { database, client, sealer, settings, alone: true }).await.unwrap()
+}
+
+/// Dead letters become due fast, so that a test sees their whole life.
+pub fn impatient() -> Settings {
+    let mut settings = Settings::default();
+    settings.dlt.retry_interval = Duration::from_millis(200);
+    settings
+}
+
+pub async fn subscribe(hub: &Hub, event_type: &str, subscriber: &str, endpoint: &str, auth: Option<AuthIn>) {
+    let key = EventKey { event_type: event_type.to_owned(), ..EventKey::default() };
+    let known = hub.registrations().create_definition(key.clone(), None).await;
+    drop(known);
+    let subscription = SubscriptionIn {
+        subscriber_id: subscriber.to_owned(),
+        event_key: Some(key),
+        endpoint: endpoint.to_owned(),
+        auth,
+        ..SubscriptionIn::default()
+    };
+    hub.registrations().create_subscription(subscription.validate().unwrap()).await.unwrap();
+}
+
+pub async fn publish(hub: &Hub, json: &str) -> String {
+    let event = serde_json::from_str::<EventIn>(json).unwrap().validate().unwrap();
+    let id = event.id().to_owned();
+    let accepted = hub.ingest().publish(vec![event], false).await.unwrap();
+    assert!(matches!(accepted[..], [Accepted::Stored]), "{accepted:?}");
+    id
+}
+
+pub fn header<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
+    headers.get(name).unwrap_or_else(|| panic!("no header {name}")).to_str().unwrap()
+}
+
+/// Asks until the answer is what is waited for.
+pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let end = tokio::time::Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(found) = look().await {
+            return found;
+        }
+        assert!(tokio::time::Instant::now() < end, "waited in vain: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// Runs plain SQL on the database of a folder, as any other program would.
+pub async fn execute(folder: &Path, sql: impl Into<String>) {
+    let mut connection = connect(folder).await;
+    sqlx::raw_sql(AssertSqlSafe(sql.into())).execute(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+}
+
+/// One value of one row of the database of a folder.
+pub async fn ask<T>(folder: &Path, sql: &'static str) -> T
+where
+    T: for<'r> sqlx::Decode<'r, Sqlite> + sqlx::Type<Sqlite> + Send + Unpin,
+{
+    let mut connection = connect(folder).await;
+    let answer = sqlx::query_scalar(sql).fetch_one(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+    answer
+}
+
+async fn connect(folder: &Path) -> SqliteConnection {
+    let file = SqliteConnectOptions::new().filename(folder.join("hub.db")).busy_timeout(Duration::from_secs(20));
+    file.connect().await.unwrap()
+}
+
+impl World {
+    pub async fn execute(&self, sql: impl Into<String>) {
+        execute(self.folder.path(), sql).await;
+    }
+
+    pub async fn ask<T>(&self, sql: &'static str) -> T
+    where
+        T: for<'r> sqlx::Decode<'r, Sqlite> + sqlx::Type<Sqlite> + Send + Unpin,
+    {
+        ask(self.folder.path(), sql).await
+    }
+}
+
+/// Everything that hubs of this process have counted.
+fn metrics() -> &'static PrometheusHandle {
+    static METRICS: OnceLock<PrometheusHandle> = OnceLock::new();
+    METRICS.get_or_init(|| PrometheusBuilder::new().install_recorder().unwrap())
+}
+
+/// Expects that this counter, with its labels, is above zero.
+pub fn assert_counted(counter: &str) {
+    let text = metrics().render();
+    let counted = text.lines().find_map(|line| line.strip_prefix(counter)?.trim().parse::<f64>().ok());
+    assert!(counted.is_some_and(|counted| counted > 0.0), "{counter} is not counted in:\n{text}");
+}
