@@ -1,12 +1,12 @@
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::bus::Bus;
 use posthaste_core::outbox::{OutboxItem, Table};
-use posthaste_core::{Delivery, Failure, OnStop, Outcome, RelayOptions, RetryPolicy, Sink, StoreError};
-use posthaste_sql::sqlite::{Log, OutboxStore};
+use posthaste_core::{Delivery, Event, Failure, OnStop, Outcome, RelayOptions, RetryPolicy, Sink, StoreError};
+use posthaste_sql::sqlite::{Admission, ChannelStore, Ingested, OutboxStore, Refusal};
 use tokio::time::sleep;
 
 use crate::envelope;
@@ -15,17 +15,22 @@ use crate::settings::Settings;
 use crate::topics::TopicNames;
 
 /// One relay per event type, from the outbox table to the topic of that type. A new type makes its channel.
+///
+/// Which type owns which topic is recorded in the database, in the transaction of the type's first event. What runs here
+/// only follows that record.
 #[derive(Clone)]
 pub struct Channels(Arc<Inner>);
 
 struct Inner {
     outbox: Table<OutboxStore>,
+    store: ChannelStore,
     bus: Arc<dyn Bus>,
     topics: TopicNames,
     relays: Relays,
     settings: Settings,
-    /// Event types by their name as the strictest bus would tell them apart.
-    open: Mutex<HashMap<String, String>>,
+    /// Event types whose relay runs.
+    open: Mutex<HashSet<String>>,
+    /// Event types without a channel whose rows go dead.
     refused: Mutex<HashSet<String>>,
 }
 
@@ -45,11 +50,28 @@ pub enum ChannelError {
     TooMany { refused: String, limit: usize },
 }
 
+impl ChannelError {
+    fn of(event_type: &str, refusal: Refusal) -> Self {
+        let refused = event_type.to_owned();
+        match refusal {
+            Refusal::Taken { owner } => Self::Collision { refused, existing: owner },
+            Refusal::Full { limit } => Self::TooMany { refused, limit },
+        }
+    }
+}
+
 impl Channels {
-    pub(crate) fn new(outbox: Table<OutboxStore>, bus: Arc<dyn Bus>, relays: Relays, settings: &Settings) -> Self {
+    pub(crate) fn new(
+        outbox: Table<OutboxStore>,
+        store: ChannelStore,
+        bus: Arc<dyn Bus>,
+        relays: Relays,
+        settings: &Settings,
+    ) -> Self {
         let topics = TopicNames::new(&settings.topic_prefix);
         Self(Arc::new(Inner {
             outbox,
+            store,
             bus,
             topics,
             relays,
@@ -59,43 +81,49 @@ impl Channels {
         }))
     }
 
-    /// Opens the channel of this type where there is none yet.
-    pub(crate) fn admit(&self, event_type: &str) -> Result<(), ChannelError> {
-        if !posthaste_api::is_event_type(event_type) {
-            return Err(ChannelError::BadName { refused: event_type.chars().take(200).collect() });
+    /// Whether the type could be the name of a topic at all.
+    pub(crate) fn check_name(event_type: &str) -> Result<(), ChannelError> {
+        match posthaste_api::is_event_type(event_type) {
+            true => Ok(()),
+            false => Err(ChannelError::BadName { refused: event_type.chars().take(200).collect() }),
         }
-        let mut open = self.lock();
-        let limit = self.0.settings.max_channels;
-        match open.get(&event_type.replace('.', "_")) {
-            Some(existing) if existing == event_type => return Ok(()),
-            Some(existing) => {
-                return Err(ChannelError::Collision { refused: event_type.to_owned(), existing: existing.clone() });
-            }
-            None if open.len() >= limit => return Err(ChannelError::TooMany { refused: event_type.to_owned(), limit }),
-            None => {}
+    }
+
+    /// Stores events whose types are good names, and makes their channels look at once.
+    pub(crate) async fn store(
+        &self,
+        events: Vec<Arc<Event>>,
+        atomic: bool,
+    ) -> Result<Vec<Result<Ingested, ChannelError>>, StoreError> {
+        let admissions = self.0.store.ingest(events.clone(), atomic).await?;
+        let is_stored = |admission: &Admission| *admission == Admission::Ingested(Ingested::Stored);
+        let stored = events.iter().zip(&admissions).filter(|(_, admission)| is_stored(admission));
+        for event_type in stored.map(|(event, _)| event.event_type()).collect::<BTreeSet<_>>() {
+            self.open(event_type);
+            self.0.outbox.wake(event_type);
         }
-        open.insert(event_type.replace('.', "_"), event_type.to_owned());
-        self.start(event_type);
+        let answer = |(event, admission): (&Arc<Event>, Admission)| match admission {
+            Admission::Ingested(ingested) => Ok(ingested),
+            Admission::Refused(refusal) => Err(ChannelError::of(event.event_type(), refusal)),
+        };
+        Ok(events.iter().zip(admissions).map(answer).collect())
+    }
+
+    /// Opens all channels that earlier starts recorded.
+    pub(crate) async fn open_recorded(&self) -> Result<(), StoreError> {
+        for event_type in self.0.store.load().await? {
+            self.open(&event_type);
+        }
         Ok(())
     }
 
-    /// Opens the channels of all types that have a topic: which of two names came first must not change with a restart.
-    pub(crate) async fn open_known(&self, log: &Log) -> Result<(), StoreError> {
-        let prefix = self.0.topics.all_events();
-        for topic in log.topics().await? {
-            if let Some(event_type) = topic.topic.strip_prefix(&prefix)
-                && let Err(error) = self.admit(event_type)
-            {
-                tracing::error!(%error, "a topic of an earlier start has no channel");
-            }
+    /// Starts the relay of a type whose channel is recorded, unless it runs.
+    fn open(&self, event_type: &str) {
+        if self.lock(&self.0.open).insert(event_type.to_owned()) {
+            let inner = &self.0;
+            let topic = inner.topics.events(event_type);
+            self.run(event_type, TopicSink { bus: inner.bus.clone(), topic });
         }
-        Ok(())
-    }
-
-    fn start(&self, event_type: &str) {
-        let inner = &self.0;
-        let topic = inner.topics.events(event_type);
-        self.run(event_type, TopicSink { bus: inner.bus.clone(), topic });
     }
 
     fn run(&self, event_type: &str, sink: impl Sink<Item = OutboxItem>) {
@@ -124,7 +152,9 @@ impl Channels {
     pub(crate) async fn discover(self) {
         let stopping = self.0.relays.stopping().clone();
         loop {
-            self.look().await;
+            if let Err(error) = self.look().await {
+                tracing::warn!(error = error.chain(), "the outbox could not be looked at");
+            }
             tokio::select! {
                 biased;
                 () = stopping.cancelled() => return,
@@ -133,25 +163,34 @@ impl Channels {
         }
     }
 
-    async fn look(&self) {
-        match self.0.outbox.pending_types().await {
-            Ok(types) => {
-                for event_type in types {
-                    self.open_or_refuse(&event_type);
-                    self.0.outbox.wake(&event_type);
+    async fn look(&self) -> Result<(), StoreError> {
+        let pending = self.0.outbox.pending_types().await?;
+        let is_new = |event_type: &&String| {
+            !self.lock(&self.0.open).contains(*event_type) && !self.lock(&self.0.refused).contains(*event_type)
+        };
+        let mut named = Vec::new();
+        for event_type in pending.iter().filter(is_new) {
+            match Self::check_name(event_type) {
+                Ok(()) => named.push(event_type.clone()),
+                Err(error) => self.refuse(event_type, error),
+            }
+        }
+        if !named.is_empty() {
+            let answers = self.0.store.record(named.clone()).await?;
+            for (event_type, answer) in named.iter().zip(answers) {
+                match answer {
+                    Ok(()) => self.open(event_type),
+                    Err(refusal) => self.refuse(event_type, ChannelError::of(event_type, refusal)),
                 }
             }
-            Err(error) => tracing::warn!(error = error.chain(), "the outbox could not be looked at"),
         }
+        pending.iter().for_each(|event_type| self.0.outbox.wake(event_type));
+        Ok(())
     }
 
     /// The rows of a type that can have no channel go dead with the reason, where an operator sees and replays them.
-    fn open_or_refuse(&self, event_type: &str) {
-        let Err(error) = self.admit(event_type) else { return };
-        let mut refused = self.0.refused.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if refused.contains(event_type) {
-            return;
-        }
+    fn refuse(&self, event_type: &str, error: ChannelError) {
+        let mut refused = self.lock(&self.0.refused);
         if refused.len() >= self.0.settings.max_channels {
             return tracing::error!(%error, "rows of this type wait in the outbox: there are too many such types");
         }
@@ -160,8 +199,8 @@ impl Channels {
         self.run(event_type, RefusingSink(error));
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, String>> {
-        self.0.open.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    fn lock<'a>(&self, types: &'a Mutex<HashSet<String>>) -> MutexGuard<'a, HashSet<String>> {
+        types.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 

@@ -5,7 +5,7 @@ use posthaste_api::{Domain, MAX_TIMEOUT};
 use posthaste_core::bus::{Bus, Quarantine, Topics};
 use posthaste_core::outbox::{Mode, Reader, Table, TableName};
 use posthaste_core::{BusSource, BusSourceOptions, OnStop, RelayOptions, RetryPolicy, StoreError};
-use posthaste_sql::sqlite::{Database, Letters, Log, LogOptions, OpenError, OutboxStore, Registry};
+use posthaste_sql::sqlite::{ChannelStore, Database, Letters, Log, LogOptions, OpenError, OutboxStore, Registry};
 use posthaste_webhook::Client;
 
 use crate::channels::Channels;
@@ -81,8 +81,9 @@ impl Hub {
 
         let relays = Relays::default();
         let bus: Arc<dyn Bus> = Arc::new(log.clone());
-        let channels = Channels::new(outbox.clone(), bus.clone(), relays.clone(), &settings);
-        channels.open_known(&log).await?;
+        let recorded = ChannelStore::new(database.clone(), outbox.store().clone(), settings.max_channels);
+        let channels = Channels::new(outbox.clone(), recorded, bus.clone(), relays.clone(), &settings);
+        channels.open_recorded().await?;
         relays.spawn(channels.clone().discover());
 
         let pipeline = Pipeline {
@@ -99,7 +100,7 @@ impl Hub {
         pipeline.start_dlt_retry(&letters);
 
         Ok(Self {
-            ingest: Ingest::start(outbox.clone(), channels),
+            ingest: Ingest::start(channels),
             registrations: Registrations::new(registry, sealer),
             topics: pipeline.topics,
             database,

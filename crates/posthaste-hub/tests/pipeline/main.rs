@@ -1,5 +1,6 @@
 //! The hub inside one process: real database, real bus, real HTTP.
 
 mod bad_rows;
+mod channels;
 mod delivery;
 mod support;

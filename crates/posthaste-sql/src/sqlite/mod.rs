@@ -1,5 +1,6 @@
 //! Posthaste on SQLite: the outbox, on the file that the service already has, and the embedded default of the hub.
 
+mod channels;
 mod clock;
 mod database;
 mod faults;
@@ -15,6 +16,7 @@ mod writer;
 
 pub mod probe;
 
+pub use channels::{Admission, ChannelStore, Refusal};
 pub use database::{Database, OpenError, Schema, file_of};
 pub use inbox::Inbox;
 pub use letters::Letters;

@@ -1,3 +1,4 @@
+DROP TABLE channel;
 DROP TABLE quarantined_record;
 DROP TABLE log_group;
 DROP TABLE log_record;

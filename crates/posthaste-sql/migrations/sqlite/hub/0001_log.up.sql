@@ -71,3 +71,15 @@ CREATE TABLE quarantined_record (
     -- A record that is read twice before its ack is quarantined once.
     UNIQUE (group_name, topic, partition, "offset")
 );
+
+-- Which event type owns which topic. Written in the transaction that inserts the first outbox row of a type, so that a
+-- restart cannot give the topic to another type.
+CREATE TABLE channel (
+    -- The event type with '_' for every '.': Kafka does not tell the two apart in the name of a topic. An ingest looks a
+    -- type up by it, and the key keeps two types from owning one topic.
+    topic_key  TEXT PRIMARY KEY,
+    -- The owner. A start reads all of them and opens their channels.
+    event_type TEXT NOT NULL,
+    -- Milliseconds since 1970 of the database's clock, for operators.
+    created_at INTEGER NOT NULL DEFAULT (CAST(unixepoch('subsec') * 1000 AS INTEGER))
+) WITHOUT ROWID;

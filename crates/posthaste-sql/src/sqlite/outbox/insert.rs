@@ -56,7 +56,7 @@ impl OutboxStore {
         write.await
     }
 
-    async fn store_batch(
+    pub(in crate::sqlite) async fn store_batch(
         &self,
         connection: &mut SqliteConnection,
         batch: &[Arc<Event>],

@@ -1,0 +1,98 @@
+use posthaste_api::EventIn;
+use posthaste_core::Event;
+use posthaste_hub::{Accepted, ChannelError, Hub, Settings};
+
+use crate::support::{Subscriber, execute, header, open, publish, start, subscribe};
+
+fn event(json: &str) -> Event {
+    serde_json::from_str::<EventIn>(json).unwrap().validate().unwrap()
+}
+
+fn event_of(event_type: &str) -> Event {
+    event(&format!(r#"{{"eventType":"{event_type}","sourceService":"s","payload":1}}"#))
+}
+
+/// Publishes an event of this type and expects that `owner` has its topic.
+async fn assert_refused(hub: &Hub, event_type: &str, owner: &str) {
+    let answer = hub.ingest().publish(vec![event_of(event_type)], false).await.unwrap().remove(0);
+    let expected = ChannelError::Collision { refused: event_type.to_owned(), existing: owner.to_owned() };
+    assert!(matches!(&answer, Accepted::Refused(error) if *error == expected), "{answer:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restart_does_not_change_which_type_owns_a_topic() {
+    let folder = tempfile::tempdir().unwrap();
+    let subscriber = Subscriber::default();
+    let hub = open(folder.path(), Settings::default()).await;
+    subscribe(&hub, "*", "all", &format!("http://{}/hook", subscriber.start().await), None).await;
+    // Delayed, so that no topic exists for it before the restart.
+    let first = r#"{"eventType":"inv.paid","sourceService":"s","deliverAfter":"1s","payload":1}"#;
+    let id = publish(&hub, first).await;
+    hub.stop().await;
+
+    let hub = open(folder.path(), Settings::default()).await;
+    assert_refused(&hub, "inv_paid", "inv.paid").await;
+    let received = subscriber.wait_for(1).await;
+    assert_eq!(header(&received[0].0, "webhook-id"), id);
+    hub.stop().await;
+    assert_eq!(subscriber.received().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_is_not_stored_leaves_no_channel() {
+    let world = start(Settings::default()).await;
+    let taken = publish(&world.hub, r#"{"eventType":"known","sourceService":"s","payload":1}"#).await;
+    let conflict = |event_type: &str| {
+        event(&format!(r#"{{"eventId":"{taken}","eventType":"{event_type}","sourceService":"s","payload":2}}"#))
+    };
+    // Atomic batches that are refused for an id, for a bad name and for a collision inside.
+    let refused = world.hub.ingest().publish(vec![event_of("a.b"), conflict("known")], true).await.unwrap();
+    assert!(matches!(refused[..], [Accepted::Withheld, Accepted::Conflict]), "{refused:?}");
+    let bad = Event::builder("bad name").text("1".to_owned()).build().unwrap();
+    let refused = world.hub.ingest().publish(vec![event_of("a.b"), bad], true).await.unwrap();
+    assert!(matches!(refused[..], [Accepted::Withheld, Accepted::Refused(_)]), "{refused:?}");
+    let refused = world.hub.ingest().publish(vec![event_of("a.b"), event_of("a-_b"), event_of("a_b")], true).await;
+    let refused = refused.unwrap();
+    assert!(matches!(refused[..], [Accepted::Withheld, Accepted::Withheld, Accepted::Refused(_)]), "{refused:?}");
+    // A single event whose id belongs to another one, before an event that wants the same topic.
+    let mixed = world.hub.ingest().publish(vec![conflict("a.b"), event_of("a_b"), event_of("a.b")], false).await;
+    let mixed = mixed.unwrap();
+    assert!(matches!(mixed[..], [Accepted::Conflict, Accepted::Stored, Accepted::Refused(_)]), "{mixed:?}");
+    assert_refused(&world.hub, "a.b", "a_b").await;
+    world.hub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_inserted_by_plain_sql_owns_its_topic_before_it_is_due() {
+    let folder = tempfile::tempdir().unwrap();
+    let subscriber = Subscriber::default();
+    let hub = open(folder.path(), Settings::default()).await;
+    subscribe(&hub, "*", "all", &format!("http://{}/hook", subscriber.start().await), None).await;
+    let insert = "INSERT INTO outbox_event (event_id, event_type, payload, available_at)
+                  VALUES ('plain', 'inv.paid', '1', strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '+2 seconds'))";
+    execute(folder.path(), insert).await;
+    assert_refused(&hub, "inv_paid", "inv.paid").await;
+    hub.stop().await;
+    let hub = open(folder.path(), Settings::default()).await;
+    assert_refused(&hub, "inv_paid", "inv.paid").await;
+    let received = subscriber.wait_for(1).await;
+    assert_eq!(header(&received[0].0, "webhook-id"), "plain");
+    hub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_more_channels_are_made_than_the_limit_also_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let settings = Settings { max_channels: 2, ..Settings::default() };
+    let hub = open(folder.path(), settings.clone()).await;
+    let answers = hub.ingest().publish(vec![event_of("one"), event_of("two"), event_of("three")], false).await;
+    let answers = answers.unwrap();
+    assert!(matches!(answers[..], [Accepted::Stored, Accepted::Stored, Accepted::Refused(_)]), "{answers:?}");
+    hub.stop().await;
+    let hub = open(folder.path(), settings).await;
+    let answers = hub.ingest().publish(vec![event_of("three"), event_of("two")], false).await.unwrap();
+    let limit = ChannelError::TooMany { refused: "three".to_owned(), limit: 2 };
+    assert!(matches!(&answers[0], Accepted::Refused(error) if *error == limit), "{answers:?}");
+    assert!(matches!(answers[1], Accepted::Stored), "{answers:?}");
+    hub.stop().await;
+}
