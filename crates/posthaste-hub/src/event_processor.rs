@@ -9,10 +9,10 @@ use posthaste_core::{BusItem, Delivery, Failure, Outcome, Sink, StoreError};
 use crate::envelope;
 use crate::routing;
 use crate::settings::Settings;
-use crate::subscribers::{Routes, Subscribers};
+use crate::subscribers::{Route, Routes, Subscribers};
 use crate::topics::TopicNames;
 
-/// How much is published at once.
+/// How much is encoded and published at once, but for one record that is larger alone.
 const PART: usize = 1_000;
 const PART_BYTES: usize = 8 * 1024 * 1024;
 
@@ -26,11 +26,18 @@ pub(crate) struct FanOut {
     sent: Mutex<HashMap<String, HashSet<String>>>,
 }
 
-/// The record of one delivery, and whose it is.
+/// The record of one delivery, and which event and subscription it is of.
 struct Addressed {
     event: usize,
-    subscription_id: String,
+    route: Arc<Route>,
     record: Record,
+}
+
+/// What the bus said about one delivery.
+struct Published {
+    event: usize,
+    route: Arc<Route>,
+    answer: Result<(), Arc<StoreError>>,
 }
 
 impl FanOut {
@@ -39,41 +46,61 @@ impl FanOut {
         Self { bus, subscribers, topics, settings: settings.clone(), sent: Mutex::default() }
     }
 
-    fn address(&self, index: usize, event: &EventHubEvent, routes: &Routes, addressed: &mut Vec<Addressed>) {
+    /// The deliveries of one event that have no record yet. Each is encoded when it is asked for.
+    fn address<'a>(
+        &'a self,
+        index: usize,
+        event: &'a EventHubEvent,
+        routes: &'a Routes,
+    ) -> impl Iterator<Item = Addressed> + Send + 'a {
         let domain = routing::domain_of(&self.settings.routing, event);
         let sent = self.lock().get(&event.event_id).cloned().unwrap_or_default();
-        let before = addressed.len();
-        for route in routes.matching(event).filter(|route| !sent.contains(&route.subscription.id)) {
-            addressed.push(Addressed {
-                event: index,
-                subscription_id: route.subscription.id.clone(),
-                record: envelope::delivery_record(&self.topics, domain, event, route, &self.settings.delivery),
-            });
-        }
-        if addressed.len() == before && sent.is_empty() {
-            metrics::counter!("posthaste_unmatched_total").increment(1);
-        }
+        let unsent = routes.matching(event).filter(move |route| !sent.contains(&route.subscription.id));
+        unsent.map(move |route| Addressed {
+            event: index,
+            route: route.clone(),
+            record: envelope::delivery_record(&self.topics, domain, event, route, &self.settings.delivery),
+        })
     }
 
-    /// In parts: a batch with many subscriptions must not become one transaction that everybody else waits for.
-    async fn publish(&self, mut records: Vec<Record>) -> Vec<Result<(), Arc<StoreError>>> {
-        let mut answers = Vec::with_capacity(records.len());
-        while !records.is_empty() {
-            let mut bytes = 0;
-            let mut fits = |record: &Record| {
-                bytes += record.value.len();
-                bytes <= PART_BYTES
-            };
-            let part = records.iter().take(PART).take_while(|record| fits(record)).count().max(1);
-            let later = records.split_off(part);
-            answers.extend(self.bus.publish(std::mem::replace(&mut records, later)).await);
+    /// After a publish that went through in part: the next attempt is for the rest only.
+    fn remember(&self, events: &[Arc<EventHubEvent>], published: &[Published], failures: &HashMap<usize, Failure>) {
+        let is_kept = |one: &&Published| one.answer.is_ok() && failures.contains_key(&one.event);
+        for one in published.iter().filter(is_kept) {
+            let event_id = events[one.event].event_id.clone();
+            self.lock().entry(event_id).or_default().insert(one.route.subscription.id.clone());
         }
-        answers
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, HashSet<String>>> {
         self.sent.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
+}
+
+/// Publishes in parts, and encodes a part only when the one before it is published: the memory that a batch takes depends
+/// neither on the number of its events nor on that of their subscriptions.
+async fn publish_in_parts(bus: &dyn Bus, mut deliveries: impl Iterator<Item = Addressed> + Send) -> Vec<Published> {
+    let mut published = Vec::new();
+    let mut next = deliveries.next();
+    while next.is_some() {
+        let (mut owners, mut records, mut bytes) = (Vec::new(), Vec::new(), 0);
+        while let Some(Addressed { event, route, record }) = next
+            .take_if(|one| records.is_empty() || (records.len() < PART && bytes + weight(&one.record) <= PART_BYTES))
+        {
+            bytes += weight(&record);
+            owners.push((event, route));
+            records.push(record);
+            next = deliveries.next();
+        }
+        let answers = bus.publish(records).await;
+        let with_answer = |((event, route), answer)| Published { event, route, answer };
+        published.extend(owners.into_iter().zip(answers).map(with_answer));
+    }
+    published
+}
+
+fn weight(record: &Record) -> usize {
+    record.key.len() + record.value.len()
 }
 
 #[async_trait]
@@ -88,30 +115,20 @@ impl Sink for FanOut {
                 return batch.into_iter().for_each(|delivery| delivery.report(Outcome::Failed(failure.clone())));
             }
         };
-        let mut addressed = Vec::new();
-        for (index, delivery) in batch.iter().enumerate() {
-            self.address(index, &delivery.item().value, &routes, &mut addressed);
-        }
-        let owners: Vec<_> = addressed.iter().map(|one| (one.event, one.subscription_id.clone())).collect();
-        let answers = self.publish(addressed.into_iter().map(|one| one.record).collect()).await;
+        let events: Vec<_> = batch.iter().map(|delivery| delivery.item().value.clone()).collect();
+        let unmatched = events.iter().filter(|event| routes.matching(event).next().is_none()).count();
+        metrics::counter!("posthaste_unmatched_total").increment(unmatched as u64);
+        let deliveries = events.iter().enumerate().flat_map(|(index, event)| self.address(index, event, &routes));
+        let published = publish_in_parts(&*self.bus, deliveries).await;
 
         let mut failures: HashMap<usize, Failure> = HashMap::new();
-        for ((event, _), answer) in owners.iter().zip(&answers) {
-            if let Err(error) = answer {
+        for one in &published {
+            if let Err(error) = &one.answer {
                 let failure = Failure::outage("bus", "the bus did not take every delivery").cause(error.chain());
-                failures.insert(*event, failure);
+                failures.insert(one.event, failure);
             }
         }
-        if !failures.is_empty() {
-            let acked = owners
-                .iter()
-                .zip(&answers)
-                .filter(|((event, _), answer)| answer.is_ok() && failures.contains_key(event));
-            for ((event, subscription_id), _) in acked {
-                let event_id = batch[*event].item().value.event_id.clone();
-                self.lock().entry(event_id).or_default().insert(subscription_id.clone());
-            }
-        }
+        self.remember(&events, &published, &failures);
         for (index, delivery) in batch.into_iter().enumerate() {
             match failures.remove(&index) {
                 Some(failure) => delivery.report(Outcome::Failed(failure)),
@@ -121,5 +138,77 @@ impl Sink for FanOut {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use bytes::Bytes;
+    use posthaste_core::bus::{Consumer, Topics};
+
+    use super::*;
+
+    const MIB: usize = 1024 * 1024;
+
+    /// Counts what it is given and keeps nothing.
+    #[derive(Default)]
+    struct CountingBus {
+        encoded: Arc<AtomicUsize>,
+        published: AtomicUsize,
+        /// The most bytes that were encoded and not yet published at any time.
+        peak: AtomicUsize,
+        records: AtomicUsize,
+    }
+
+    #[async_trait]
+    impl Bus for CountingBus {
+        async fn publish(&self, records: Vec<Record>) -> Vec<Result<(), Arc<StoreError>>> {
+            let unpublished = self.encoded.load(Ordering::Relaxed) - self.published.load(Ordering::Relaxed);
+            self.peak.fetch_max(unpublished, Ordering::Relaxed);
+            self.published.fetch_add(records.iter().map(weight).sum(), Ordering::Relaxed);
+            self.records.fetch_add(records.len(), Ordering::Relaxed);
+            vec![Ok(()); records.len()]
+        }
+
+        async fn subscribe(&self, _: &str, _: Topics) -> Result<Box<dyn Consumer>, StoreError> {
+            unreachable!("nobody reads from it")
+        }
+    }
+
+    /// A thousand mebibytes of deliveries, each made when it is asked for, as the encoder makes them.
+    fn deliveries(encoded: Arc<AtomicUsize>, count: usize, size: usize) -> impl Iterator<Item = Addressed> {
+        let route = Arc::new(Route::for_tests("subscription"));
+        (0..count).map(move |event| {
+            let record = Record {
+                topic: "posthaste.outbox.organization".into(),
+                route: 0,
+                key: String::new(),
+                value: Bytes::from(vec![0; size]),
+                headers: Vec::new(),
+            };
+            encoded.fetch_add(weight(&record), Ordering::Relaxed);
+            Addressed { event, route: route.clone(), record }
+        })
+    }
+
+    #[tokio::test]
+    async fn a_part_is_encoded_only_when_the_one_before_it_is_published() {
+        let bus = CountingBus::default();
+        let published = publish_in_parts(&bus, deliveries(bus.encoded.clone(), 1_000, MIB)).await;
+        assert_eq!((published.len(), bus.records.load(Ordering::Relaxed)), (1_000, 1_000));
+        let peak = bus.peak.load(Ordering::Relaxed);
+        assert!(peak <= PART_BYTES + MIB, "{} MiB were encoded at once", peak / MIB);
+    }
+
+    #[tokio::test]
+    async fn a_record_larger_than_a_part_goes_alone_and_many_small_ones_go_in_parts() {
+        let bus = CountingBus::default();
+        assert_eq!(publish_in_parts(&bus, deliveries(bus.encoded.clone(), 3, 2 * PART_BYTES)).await.len(), 3);
+        let bus = CountingBus::default();
+        let published = publish_in_parts(&bus, deliveries(bus.encoded.clone(), 2 * PART + 1, 1)).await;
+        assert_eq!(published.iter().map(|one| one.event).collect::<Vec<_>>(), (0..2 * PART + 1).collect::<Vec<_>>());
+        assert!(bus.peak.load(Ordering::Relaxed) <= PART + 1);
     }
 }

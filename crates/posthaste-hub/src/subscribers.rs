@@ -78,6 +78,32 @@ impl Route {
             && tenant.is_none_or(|tenant| event.tenant_id.as_ref() == Some(tenant))
     }
 
+    /// A route of a subscription with this id to all events.
+    #[cfg(test)]
+    pub(crate) fn for_tests(id: &str) -> Self {
+        use posthaste_sql::registry::{DefinitionFields, EventKey};
+        let any = || ANY.to_owned();
+        let (created_at, updated_at) = Default::default();
+        let key = EventKey { source_service: any(), event_type: any(), resource_type: any(), operation_type: any() };
+        let fields = DefinitionFields { key, description: None };
+        let definition = Definition { id: id.to_owned(), fields, created_at, updated_at, version: 1 };
+        let fields = SubscriptionFields {
+            subscriber_id: id.to_owned(),
+            definition_id: id.to_owned(),
+            endpoint: "http://127.0.0.1/".to_owned(),
+            payload_type: "PAYLOAD_TYPE_JSON".to_owned(),
+            auth_type: "NONE".to_owned(),
+            auth_sealed: Default::default(),
+            headers: Vec::new(),
+            timeout: None,
+            max_retry: None,
+            tenant_id: None,
+            active: true,
+        };
+        let subscription = Subscription { id: id.to_owned(), fields, created_at, updated_at, version: 1 };
+        Self { definition, subscription }
+    }
+
     pub(crate) fn fields(&self) -> &SubscriptionFields {
         &self.subscription.fields
     }
