@@ -5,11 +5,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use posthaste_core::bus::Bus;
 use posthaste_core::outbox::{OutboxItem, Table};
-use posthaste_core::{Delivery, Event, Failure, OnStop, Outcome, RelayOptions, RetryPolicy, Sink, StoreError};
+use posthaste_core::{
+    Delivery, Event, Failure, FaultKind, OnStop, Outcome, RelayOptions, RetryPolicy, Sink, StoreError,
+};
 use posthaste_sql::sqlite::{Admission, ChannelStore, Ingested, OutboxStore, Refusal};
 use tokio::time::sleep;
 
 use crate::envelope;
+use crate::ingest::{Answers, StoreEvents};
 use crate::relays::Relays;
 use crate::settings::Settings;
 use crate::topics::TopicNames;
@@ -32,6 +35,15 @@ struct Inner {
     open: Mutex<HashSet<String>>,
     /// Event types without a channel whose rows go dead.
     refused: Mutex<HashSet<String>>,
+    /// Event types that had due rows at the last look.
+    due: Mutex<HashSet<String>>,
+}
+
+const RELAY_PREFIX: &str = "channel:";
+
+/// What the relay of a type's channel is called in logs, metrics and readiness.
+fn relay_name(event_type: &str) -> String {
+    format!("{RELAY_PREFIX}{event_type}")
 }
 
 /// Why an event type has no channel.
@@ -78,6 +90,7 @@ impl Channels {
             settings: settings.clone(),
             open: Mutex::default(),
             refused: Mutex::default(),
+            due: Mutex::default(),
         }))
     }
 
@@ -90,12 +103,14 @@ impl Channels {
     }
 
     /// Stores events whose types are good names, and makes their channels look at once.
-    pub(crate) async fn store(
-        &self,
-        events: Vec<Arc<Event>>,
-        atomic: bool,
-    ) -> Result<Vec<Result<Ingested, ChannelError>>, StoreError> {
-        let admissions = self.0.store.ingest(events.clone(), atomic).await?;
+    pub(crate) async fn store(&self, events: Vec<Arc<Event>>, atomic: bool) -> Result<Answers, StoreError> {
+        let stored = self.0.store.ingest(events.clone(), atomic).await;
+        let admissions = stored.inspect_err(|error| {
+            if error.kind() != FaultKind::Lasting {
+                let bytes = events.iter().map(|event| event.payload().as_bytes().len()).sum();
+                self.0.relays.supervisor().health().write_failed(bytes);
+            }
+        })?;
         let is_stored = |admission: &Admission| *admission == Admission::Ingested(Ingested::Stored);
         let stored = events.iter().zip(&admissions).filter(|(_, admission)| is_stored(admission));
         for event_type in stored.map(|(event, _)| event.event_type()).collect::<BTreeSet<_>>() {
@@ -107,6 +122,14 @@ impl Channels {
             Admission::Refused(refusal) => Err(ChannelError::of(event.event_type(), refusal)),
         };
         Ok(events.iter().zip(admissions).map(answer).collect())
+    }
+
+    /// [`store`](Self::store), for the ingest.
+    pub(crate) fn into_store(self) -> StoreEvents {
+        Arc::new(move |events, atomic| {
+            let channels = self.clone();
+            Box::pin(async move { channels.store(events, atomic).await })
+        })
     }
 
     /// Opens all channels that earlier starts recorded.
@@ -144,8 +167,23 @@ impl Channels {
             on_stop: OnStop::Release,
             ..RelayOptions::default()
         };
-        let source = self.0.outbox.channel_source(event_type);
-        self.0.relays.start(format!("channel:{event_type}"), source, sink, options);
+        let (first, outbox, named) =
+            (self.0.outbox.channel_source(event_type), self.0.outbox.clone(), event_type.to_owned());
+        let again = move || {
+            let source = outbox.channel_source(&named);
+            Box::pin(async move { Ok(source) }) as _
+        };
+        self.0.relays.start(relay_name(event_type), first, Box::new(again), sink, options);
+    }
+
+    /// Whether a relay of this name is the one of a channel.
+    pub(crate) fn is_relay(name: &str) -> bool {
+        name.starts_with(RELAY_PREFIX)
+    }
+
+    /// The relays of the types that had due rows at the last look.
+    pub(crate) fn due_relays(&self) -> Vec<String> {
+        self.lock(&self.0.due).iter().map(|event_type| relay_name(event_type)).collect()
     }
 
     /// Looks for rows that somebody else inserted, and wakes or opens their channels, until the hub stops.
@@ -185,6 +223,7 @@ impl Channels {
             }
         }
         pending.iter().for_each(|event_type| self.0.outbox.wake(event_type));
+        *self.lock(&self.0.due) = pending.into_iter().collect();
         Ok(())
     }
 

@@ -1,27 +1,55 @@
-use posthaste_core::StoreError;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::Hub;
+/// The size of a write that shows whether the database takes any: more than a page, so that it needs room.
+const SMALL_WRITE: usize = 8 * 1024;
+/// A write that is larger proves no more.
+const LARGE_WRITE: usize = 2 * 1024 * 1024;
 
-impl Hub {
-    /// Whether the database can be written to.
-    pub async fn check_database(&self) -> Result<(), StoreError> {
-        self.database.check().await
+/// Where the parts of a hub report that they cannot do their work.
+#[derive(Clone, Default)]
+pub(crate) struct Health(Arc<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    failing: Mutex<BTreeMap<String, String>>,
+    failed_write: AtomicUsize,
+}
+
+impl Health {
+    /// The part does not do its work, for this reason.
+    pub(crate) fn down(&self, part: &str, reason: String) {
+        self.lock().insert(part.to_owned(), reason);
     }
 
-    /// Sets the gauges that are read from the database: how much waits, and how many letters there are.
-    pub async fn measure_depths(&self) -> Result<(), StoreError> {
-        for (status, count) in self.dead_letter_depth().await? {
-            metrics::gauge!("posthaste_dlt_depth", "status" => status.as_str()).set(count as f64);
-        }
-        for topic in self.log.topics().await? {
-            for (group, watermark) in topic.groups {
-                let backlog = (topic.next_offset - watermark).max(0);
-                let labels =
-                    [("group", group), ("topic", topic.topic.clone()), ("partition", topic.partition.to_string())];
-                metrics::gauge!("posthaste_backlog", &labels).set(backlog as f64);
-            }
-        }
-        metrics::gauge!("posthaste_quarantined").set(self.log.quarantined_count().await? as f64);
-        Ok(())
+    /// The part does its work again.
+    pub(crate) fn up(&self, part: &str) {
+        self.lock().remove(part);
+    }
+
+    /// Each part that does not do its work, and why.
+    pub(crate) fn failing(&self) -> BTreeMap<String, String> {
+        self.lock().clone()
+    }
+
+    /// The database did not take a write of this many bytes. A disk that is nearly full still takes small ones, so the
+    /// next check has to write as much.
+    pub(crate) fn write_failed(&self, bytes: usize) {
+        self.0.failed_write.fetch_max(bytes, Ordering::Relaxed);
+    }
+
+    /// The database took a write of the size to check.
+    pub(crate) fn write_succeeded(&self) {
+        self.0.failed_write.store(0, Ordering::Relaxed);
+    }
+
+    /// How much has to be written to know that the database takes writes.
+    pub(crate) fn write_to_check(&self) -> usize {
+        self.0.failed_write.load(Ordering::Relaxed).clamp(SMALL_WRITE, LARGE_WRITE)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
+        self.0.failing.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

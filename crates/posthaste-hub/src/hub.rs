@@ -4,18 +4,20 @@ use std::time::Duration;
 use posthaste_api::{Domain, MAX_TIMEOUT};
 use posthaste_core::bus::{Bus, Quarantine, Topics};
 use posthaste_core::outbox::{Mode, Reader, Table, TableName};
-use posthaste_core::{BusSource, BusSourceOptions, OnStop, RelayOptions, RetryPolicy, StoreError};
+use posthaste_core::{BusItem, BusSource, BusSourceOptions, OnStop, RelayOptions, RetryPolicy, Sink, StoreError};
 use posthaste_sql::sqlite::{ChannelStore, Database, Letters, Log, LogOptions, OpenError, OutboxStore, Registry};
 use posthaste_webhook::Client;
 
+use crate::attempt_log::Described;
 use crate::channels::Channels;
 use crate::delivery::{FreshDeliveries, LetterDeliveries, Postman};
 use crate::dlt_intake::Intake;
 use crate::envelope;
 use crate::event_processor::FanOut;
 use crate::ingest::Ingest;
+use crate::readiness::ReadinessCheck;
 use crate::registrations::Registrations;
-use crate::relays::Relays;
+use crate::relays::{MakeSource, Relays};
 use crate::secrets::Sealer;
 use crate::settings::Settings;
 use crate::subscribers::Subscribers;
@@ -26,8 +28,13 @@ const PARK_AFTER: Duration = Duration::from_secs(2);
 /// What one group may hold for a retry, in records and in bytes.
 const MAX_WAITING: usize = 10_000;
 const MAX_WAITING_BYTES: usize = 64 * 1024 * 1024;
+/// The relays behind the event topics, as logs, metrics and readiness call them.
+pub(crate) const EVENT_PROCESSOR: &str = "event-processor";
+pub(crate) const OUTBOX_PROCESSOR: &str = "outbox-processor";
+pub(crate) const DLT_INTAKE: &str = "dlt-intake";
+pub(crate) const DLT_RETRY: &str = "dlt-retry";
 /// A stop waits for the longest request that a subscription may ask for. One that finds nothing to wait for ends at once.
-const LONGEST_REQUEST: Duration = MAX_TIMEOUT.saturating_add(Duration::from_secs(2));
+pub(crate) const LONGEST_REQUEST: Duration = MAX_TIMEOUT.saturating_add(Duration::from_secs(2));
 
 /// All services of one process, running.
 pub struct Hub {
@@ -38,7 +45,8 @@ pub struct Hub {
     pub(crate) topics: TopicNames,
     ingest: Ingest,
     registrations: Registrations,
-    relays: Relays,
+    pub(crate) relays: Relays,
+    pub(crate) readiness: ReadinessCheck,
 }
 
 /// What a hub is made of.
@@ -84,7 +92,8 @@ impl Hub {
         let recorded = ChannelStore::new(database.clone(), outbox.store().clone(), settings.max_channels);
         let channels = Channels::new(outbox.clone(), recorded, bus.clone(), relays.clone(), &settings);
         channels.open_recorded().await?;
-        relays.spawn(channels.clone().discover());
+        let discovering = channels.clone();
+        relays.supervisor().spawn("channel-discovery", move || discovering.clone().discover());
 
         let pipeline = Pipeline {
             bus,
@@ -100,7 +109,8 @@ impl Hub {
         pipeline.start_dlt_retry(&letters);
 
         Ok(Self {
-            ingest: Ingest::start(channels),
+            ingest: Ingest::start(channels.clone().into_store(), relays.supervisor()),
+            readiness: ReadinessCheck::new(&pipeline.settings, channels),
             registrations: Registrations::new(registry, sealer),
             topics: pipeline.topics,
             database,
@@ -123,7 +133,7 @@ impl Hub {
 
     /// Takes nothing new, waits for what is on its way, gives the rest back, and closes the database.
     pub async fn stop(&self) {
-        self.relays.stop().await;
+        self.relays.supervisor().stop().await;
         self.database.close().await;
     }
 }
@@ -139,55 +149,73 @@ struct Pipeline {
 }
 
 impl Pipeline {
-    async fn source<T: Send + Sync + 'static>(
+    /// Starts the relay of a group that reads these topics. `reading` is asked for each start of the relay.
+    async fn start_group<T, K>(
         &self,
-        group: &str,
+        group: &'static str,
         topics: Topics,
-        options: BusSourceOptions<T>,
-    ) -> Result<BusSource<T>, StoreError> {
-        let consumer = self.bus.subscribe(group, topics).await?;
-        Ok(BusSource::new(group, self.bus.clone(), consumer, self.quarantine.clone(), options))
+        reading: impl Fn() -> BusSourceOptions<T> + Send + Sync + 'static,
+        sink: K,
+        options: RelayOptions,
+    ) -> Result<(), StoreError>
+    where
+        T: Send + Sync + 'static,
+        BusItem<T>: Described,
+        K: Sink<Item = BusItem<T>>,
+    {
+        let (bus, quarantine) = (self.bus.clone(), self.quarantine.clone());
+        let make: MakeSource<BusSource<T>> = Box::new(move || {
+            let (bus, quarantine, topics, reading) = (bus.clone(), quarantine.clone(), topics.clone(), reading());
+            Box::pin(async move {
+                let consumer = bus.subscribe(group, topics).await?;
+                Ok(BusSource::new(group, bus, consumer, quarantine, reading))
+            })
+        });
+        let first = make().await?;
+        self.relays.start(group, first, make, sink, options);
+        Ok(())
     }
 
     async fn start_event_processor(&self, subscribers: Subscribers) -> Result<(), StoreError> {
-        let reading = BusSourceOptions {
+        let reading = || BusSourceOptions {
             decode: Box::new(envelope::decode_event),
             dead_letter: None,
             park_after: Duration::MAX,
             max_waiting: MAX_WAITING,
             max_waiting_bytes: MAX_WAITING_BYTES,
         };
-        let source = self.source("event-processor", Topics::Prefix(self.topics.all_events()), reading).await?;
         let sink = FanOut::new(self.bus.clone(), subscribers, &self.settings);
-        self.relays.start("event-processor", source, sink, self.pipeline_options(RetryPolicy::forever()));
-        Ok(())
+        let options = self.pipeline_options(RetryPolicy::forever());
+        self.start_group(EVENT_PROCESSOR, Topics::Prefix(self.topics.all_events()), reading, sink, options).await
     }
 
     async fn start_outbox_processor(&self) -> Result<(), StoreError> {
         let topics = self.topics.clone();
-        let reading = BusSourceOptions {
-            decode: Box::new(envelope::decode_delivery),
-            dead_letter: Some(Box::new(move |item, attempts, failure| {
-                envelope::dead_letter(&topics, item, attempts, failure)
-            })),
-            park_after: PARK_AFTER,
-            max_waiting: MAX_WAITING,
-            max_waiting_bytes: MAX_WAITING_BYTES,
+        let reading = move || {
+            let topics = topics.clone();
+            BusSourceOptions {
+                decode: Box::new(envelope::decode_delivery),
+                dead_letter: Some(Box::new(move |item, attempts, failure| {
+                    envelope::dead_letter(&topics, item, attempts, failure)
+                })),
+                park_after: PARK_AFTER,
+                max_waiting: MAX_WAITING,
+                max_waiting_bytes: MAX_WAITING_BYTES,
+            }
         };
         let outboxes = Domain::ALL.map(|domain| self.topics.outbox(domain).to_string());
-        let source = self.source("outbox-processor", Topics::Named(outboxes.into()), reading).await?;
         let retry = RetryPolicy::Exponential {
             base: Duration::from_millis(100),
             max: Duration::from_secs(1),
             max_attempts: Some(self.settings.delivery.max_retry + 1),
         };
         let options = RelayOptions { drain: LONGEST_REQUEST, ..self.pipeline_options(retry) };
-        self.relays.start("outbox-processor", source, FreshDeliveries(self.postman.clone()), options);
-        Ok(())
+        let sink = FreshDeliveries(self.postman.clone());
+        self.start_group(OUTBOX_PROCESSOR, Topics::Named(outboxes.into()), reading, sink, options).await
     }
 
     async fn start_dlt_intake(&self, letters: &Letters) -> Result<(), StoreError> {
-        let reading = BusSourceOptions {
+        let reading = || BusSourceOptions {
             decode: Box::new(envelope::decode_dead_letter),
             dead_letter: None,
             park_after: Duration::MAX,
@@ -195,10 +223,9 @@ impl Pipeline {
             max_waiting_bytes: MAX_WAITING_BYTES,
         };
         let dlts = Domain::ALL.map(|domain| self.topics.dlt(domain).to_string());
-        let source = self.source("dlt-intake", Topics::Named(dlts.into()), reading).await?;
         let sink = Intake { letters: letters.clone(), retry_interval: self.settings.dlt.retry_interval };
-        self.relays.start("dlt-intake", source, sink, self.pipeline_options(RetryPolicy::forever()));
-        Ok(())
+        let options = self.pipeline_options(RetryPolicy::forever());
+        self.start_group(DLT_INTAKE, Topics::Named(dlts.into()), reading, sink, options).await
     }
 
     fn start_dlt_retry(&self, letters: &Letters) {
@@ -213,7 +240,12 @@ impl Pipeline {
         // Letters take a quarter of the requests to an endpoint, beside the fresh events.
         let postman = self.postman.with_lanes(self.settings.delivery.concurrency.div_ceil(4));
         let sink = LetterDeliveries { postman, timeout: dlt.timeout };
-        self.relays.start("dlt-retry", letters.clone(), sink, options);
+        let (first, again) = (letters.clone(), letters.clone());
+        let make = move || {
+            let letters = again.clone();
+            Box::pin(async move { Ok(letters) }) as _
+        };
+        self.relays.start(DLT_RETRY, first, Box::new(make), sink, options);
     }
 
     fn pipeline_options(&self, retry: RetryPolicy) -> RelayOptions {

@@ -1,11 +1,13 @@
 use std::sync::Arc;
 
-use futures_util::future::join_all;
-use posthaste_core::{Event, StoreError};
+use futures_util::future::{BoxFuture, join_all};
+use posthaste_core::{Event, FaultKind, StoreError};
 use posthaste_sql::sqlite::Ingested;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Mutex, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
 
 use crate::channels::{ChannelError, Channels};
+use crate::supervisor::Supervisor;
 
 /// How many events share one insert at most, and how many requests may wait for it.
 const GROUP: usize = 1_000;
@@ -20,7 +22,11 @@ pub struct Ingest {
 }
 
 /// One answer per event, in the order of the events.
-type Answers = Vec<Result<Ingested, ChannelError>>;
+pub(crate) type Answers = Vec<Result<Ingested, ChannelError>>;
+
+/// Stores events, all or none of them where that is asked for, and returns after the commit.
+pub(crate) type StoreEvents =
+    Arc<dyn Fn(Vec<Arc<Event>>, bool) -> BoxFuture<'static, Result<Answers, StoreError>> + Send + Sync>;
 
 struct Request {
     events: Vec<Arc<Event>>,
@@ -52,9 +58,11 @@ pub enum IngestError {
 }
 
 impl Ingest {
-    pub(crate) fn start(channels: Channels) -> Self {
+    pub(crate) fn start(store: StoreEvents, supervisor: &Supervisor) -> Self {
         let (requests, waiting) = mpsc::channel(WAITING);
-        tokio::spawn(serve(channels, waiting));
+        let waiting = Arc::new(Mutex::new(waiting));
+        let stop = supervisor.stopping().clone();
+        supervisor.spawn("ingest", move || serve(store.clone(), waiting.clone(), stop.clone()));
         Self { requests }
     }
 
@@ -93,12 +101,31 @@ impl Ingest {
         let (reply, answer) = oneshot::channel();
         let request = Request { events, atomic, reply };
         self.requests.send(request).await.map_err(|_| IngestError::Stopping)?;
-        answer.await.map_err(|_| IngestError::Stopping)?.map_err(IngestError::Store)
+        match answer.await {
+            Ok(stored) => stored.map_err(IngestError::Store),
+            // The ingest task failed while it had the request.
+            Err(lost) => {
+                let lost = StoreError::new("store events in the outbox", FaultKind::OutcomeUnknown, lost);
+                Err(IngestError::Store(Arc::new(lost)))
+            }
+        }
     }
 }
 
-async fn serve(channels: Channels, mut requests: mpsc::Receiver<Request>) {
-    while let Some(first) = requests.recv().await {
+/// The requests outlive a panic of this task: its successor goes on with them.
+async fn serve(store: StoreEvents, requests: Arc<Mutex<mpsc::Receiver<Request>>>, stop: CancellationToken) {
+    let mut requests = requests.lock().await;
+    loop {
+        let first = tokio::select! {
+            biased;
+            first = requests.recv() => first,
+            () = stop.cancelled() => {
+                // What has been sent is answered; what comes later is told that the hub stops.
+                requests.close();
+                requests.recv().await
+            }
+        };
+        let Some(first) = first else { return };
         let mut size = first.events.len();
         let mut group = vec![first];
         while size < GROUP
@@ -108,17 +135,17 @@ async fn serve(channels: Channels, mut requests: mpsc::Receiver<Request>) {
             group.push(request);
         }
         let (atomic, plain): (Vec<_>, Vec<_>) = group.into_iter().partition(|request| request.atomic);
-        let atomic = join_all(atomic.into_iter().map(|request| store_alone(&channels, request)));
-        tokio::join!(store_together(&channels, plain), atomic);
+        let atomic = join_all(atomic.into_iter().map(|request| store_alone(&store, request)));
+        tokio::join!(store_together(&store, plain), atomic);
     }
 }
 
-async fn store_together(channels: &Channels, group: Vec<Request>) {
+async fn store_together(store: &StoreEvents, group: Vec<Request>) {
     if group.is_empty() {
         return;
     }
     let events: Vec<_> = group.iter().flat_map(|request| request.events.iter().cloned()).collect();
-    match channels.store(events, false).await {
+    match store(events, false).await {
         Ok(answers) => {
             let mut answers = answers.into_iter();
             for request in group {
@@ -128,11 +155,54 @@ async fn store_together(channels: &Channels, group: Vec<Request>) {
             }
         }
         // What is wrong with one request must not be the others' failure.
-        Err(_) => drop(join_all(group.into_iter().map(|request| store_alone(channels, request))).await),
+        Err(_) => drop(join_all(group.into_iter().map(|request| store_alone(store, request))).await),
     }
 }
 
-async fn store_alone(channels: &Channels, request: Request) {
-    let stored = channels.store(request.events, request.atomic).await;
+async fn store_alone(store: &StoreEvents, request: Request) {
+    let stored = store(request.events, request.atomic).await;
     let _ = request.reply.send(stored.map_err(Arc::new));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    fn event() -> Event {
+        Event::builder("order.placed").text("{}".to_owned()).build().unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn events_are_accepted_again_after_a_panic_of_the_ingest_task() {
+        let (supervisor, calls) = (Supervisor::default(), Arc::new(AtomicUsize::new(0)));
+        let counted = calls.clone();
+        let store: StoreEvents = Arc::new(move |events, _| {
+            assert!(counted.fetch_add(1, Ordering::Relaxed) > 0, "the first call fails");
+            Box::pin(async move { Ok(events.iter().map(|_| Ok(Ingested::Stored)).collect()) })
+        });
+        let ingest = Ingest::start(store, &supervisor);
+        let Err(IngestError::Store(error)) = ingest.publish(vec![event()], false).await else {
+            panic!("the first publish has no answer");
+        };
+        assert_eq!(error.kind(), FaultKind::OutcomeUnknown, "it may have been stored");
+        let second = ingest.publish(vec![event()], false).await.unwrap();
+        assert!(matches!(second[..], [Accepted::Stored]), "{second:?}");
+        supervisor.stop().await;
+        assert!(matches!(ingest.publish(vec![event()], false).await, Err(IngestError::Stopping)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_ingest_task_that_does_not_come_back_is_named() {
+        let supervisor = Supervisor::default();
+        let store: StoreEvents = Arc::new(|_, _| panic!("broken"));
+        let ingest = Ingest::start(store, &supervisor);
+        for _ in 0..3 {
+            ingest.publish(vec![event()], false).await.unwrap_err();
+        }
+        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        assert!(supervisor.health().failing()["ingest"].contains("broken"));
+        supervisor.stop().await;
+    }
 }

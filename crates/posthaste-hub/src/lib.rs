@@ -3,8 +3,10 @@
 //! The only crate that sees more than one technology. Each service is one instance of the engine in `posthaste-core`;
 //! [`Hub::start`] is where they are put together, and reads as the picture of the pipeline.
 
+mod attempt_log;
 mod channels;
 mod delivery;
+mod depths;
 mod dlt_intake;
 mod envelope;
 mod event_processor;
@@ -13,20 +15,25 @@ mod hub;
 mod ingest;
 mod lanes;
 mod letters;
+mod readiness;
 mod registrations;
 mod relays;
 mod routing;
 mod secrets;
 mod settings;
+mod standstill;
 mod subscribers;
+mod supervisor;
 mod topics;
 mod trace;
+mod watched;
 
 pub use channels::ChannelError;
 pub use hub::{Hub, Parts, StartError};
 pub use ingest::{Accepted, Ingest, IngestError};
 pub use posthaste_sql::letters::{LetterFilter, LetterSort, LetterSortKey, LetterStatus};
 pub use posthaste_sql::registry::{PageRequest, RegistryError, SubscriptionFilter};
+pub use readiness::{PartStatus, Readiness};
 pub use registrations::{Listed, RegistrationError, Registrations, Versioned};
 pub use secrets::{Sealer, SecretError};
 pub use settings::{DeliverySettings, DltSettings, OutboxSettings, RoutingRule, RoutingSettings, Settings};

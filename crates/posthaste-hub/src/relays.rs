@@ -1,44 +1,264 @@
+use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::{Arc, Mutex};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use posthaste_core::{Relay, RelayOptions, Sink, Source};
-use tokio::task::JoinSet;
+use posthaste_core::{Relay, RelayOptions, Sink, Source, StoreError};
 use tokio_util::sync::CancellationToken;
 
-/// The relays that run in this process, and the way to stop them.
+use crate::attempt_log::{AttemptLog, Described};
+use crate::supervisor::Supervisor;
+use crate::watched::{Counts, Progress, Watched};
+
+/// Makes the source of a relay anew, after a panic.
+pub(crate) type MakeSource<S> = Box<dyn Fn() -> MadeSource<S> + Send + Sync>;
+type MadeSource<S> = Pin<Box<dyn Future<Output = Result<S, StoreError>> + Send>>;
+
+/// The relays that run in this process, each a task of the supervisor.
 #[derive(Clone, Default)]
 pub(crate) struct Relays {
-    stop: CancellationToken,
-    running: Arc<Mutex<JoinSet<()>>>,
+    supervisor: Supervisor,
+    progress: Arc<Mutex<BTreeMap<String, Arc<Progress>>>>,
+    log: Arc<AttemptLog>,
 }
 
 impl Relays {
-    /// Starts one more instance of the engine.
-    pub(crate) fn start<S, K>(&self, name: impl Into<String>, source: S, sink: K, options: RelayOptions)
-    where
-        S: Source,
+    /// Starts one more instance of the engine on `first`. After a panic it goes on with a source that `make` makes.
+    pub(crate) fn start<S, K>(
+        &self,
+        name: impl Into<String>,
+        first: S,
+        make: MakeSource<S>,
+        sink: K,
+        options: RelayOptions,
+    ) where
+        S: Source<Item: Described>,
         K: Sink<Item = S::Item>,
     {
-        self.spawn(Relay::new(name, Arc::new(source), Arc::new(sink), options).run(self.stop.clone()));
+        let name: Arc<str> = name.into().into();
+        let progress = Arc::new(Progress::default());
+        lock(&self.progress).insert(name.to_string(), progress.clone());
+        let task = Arc::new(RelayTask {
+            name: name.clone(),
+            make,
+            sink: Arc::new(sink),
+            options,
+            progress,
+            log: self.log.clone(),
+            first: Mutex::new(Some(first)),
+            last: Mutex::new(None),
+        });
+        let stop = self.stopping().clone();
+        self.supervisor.spawn(name, move || task.clone().run(stop.clone()));
     }
 
-    /// Runs something beside the relays that ends with them.
-    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.running.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).spawn(task);
+    pub(crate) fn supervisor(&self) -> &Supervisor {
+        &self.supervisor
     }
 
     pub(crate) fn stopping(&self) -> &CancellationToken {
-        &self.stop
+        self.supervisor.stopping()
     }
 
-    /// Stops all of them at the same time and waits until each has drained.
-    pub(crate) async fn stop(&self) {
-        self.stop.cancel();
-        let mut running = std::mem::take(&mut *self.running.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
-        while let Some(ended) = running.join_next().await {
-            if let Err(error) = ended {
-                tracing::error!(%error, "a relay ended by a panic");
+    /// How far this relay has come.
+    pub(crate) fn progress(&self, relay: &str) -> Counts {
+        lock(&self.progress).get(relay).map(|progress| progress.counts()).unwrap_or_default()
+    }
+
+    /// The relays whose last attempt failed because a dependency did not take the item.
+    pub(crate) fn held_back(&self) -> impl Iterator<Item = String> {
+        let progress = lock(&self.progress);
+        let held_back = progress.iter().filter(|(_, progress)| progress.is_held_back());
+        held_back.map(|(name, _)| name.clone()).collect::<Vec<_>>().into_iter()
+    }
+}
+
+/// What it takes to start a relay again.
+struct RelayTask<S: Source, K> {
+    name: Arc<str>,
+    make: MakeSource<S>,
+    sink: Arc<K>,
+    options: RelayOptions,
+    progress: Arc<Progress>,
+    log: Arc<AttemptLog>,
+    /// The source of the first start.
+    first: Mutex<Option<S>>,
+    /// The source of the last start.
+    last: Mutex<Option<Arc<Watched<S>>>>,
+}
+
+impl<S, K> RelayTask<S, K>
+where
+    S: Source<Item: Described>,
+    K: Sink<Item = S::Item>,
+{
+    async fn run(self: Arc<Self>, stop: CancellationToken) {
+        match self.next_source().await {
+            Ok(source) => {
+                let relay = Relay::new(self.name.to_string(), source, self.sink.clone(), self.options.clone());
+                relay.run(stop).await;
             }
+            Err(error) => tracing::error!(relay = &*self.name, error = error.chain(), "a relay has no source"),
         }
+    }
+
+    async fn next_source(&self) -> Result<Arc<Watched<S>>, StoreError> {
+        let last = lock(&self.last).take();
+        if let Some(last) = last
+            && let Err(error) = last.close().await
+        {
+            // Its leases end by themselves.
+            tracing::warn!(relay = &*self.name, error = error.chain(), "the source of a failed relay was not closed");
+        }
+        let first = lock(&self.first).take();
+        let source = match first {
+            Some(source) => source,
+            None => (self.make)().await?,
+        };
+        let watched = Watched::new(self.name.clone(), source, self.progress.clone(), self.log.clone());
+        let watched = Arc::new(watched);
+        *lock(&self.last) = Some(watched.clone());
+        Ok(watched)
+    }
+}
+
+/// Each change under these locks is one assignment, so a poisoned lock guards nothing half-done.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use async_trait::async_trait;
+    use posthaste_core::{Claim, Claimed, Delivery, Settled, Settlement, Wakeup};
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    struct Item;
+
+    impl Described for Item {
+        fn event_id(&self) -> &str {
+            "event"
+        }
+
+        fn event_type(&self) -> &str {
+            "type"
+        }
+
+        fn subscription(&self) -> Option<&str> {
+            None
+        }
+
+        fn endpoint(&self) -> &str {
+            ""
+        }
+
+        fn attempt(&self, counted: u32) -> u32 {
+            counted
+        }
+    }
+
+    /// Panics at the first claim of the test, whichever source that is.
+    #[derive(Default)]
+    struct Fragile {
+        claims: Arc<AtomicUsize>,
+        closed: Arc<AtomicUsize>,
+        wakeup: Wakeup,
+    }
+
+    impl Fragile {
+        /// Another one that shares the counters.
+        fn sibling(&self) -> Self {
+            Self { claims: self.claims.clone(), closed: self.closed.clone(), wakeup: Wakeup::default() }
+        }
+    }
+
+    #[async_trait]
+    impl Source for Fragile {
+        type Item = Item;
+
+        async fn claim(&self, _: usize) -> Result<Claim<Item>, StoreError> {
+            assert!(self.claims.fetch_add(1, Ordering::Relaxed) > 0, "the first claim is broken");
+            Ok(Claim { items: vec![Claimed::new(Item, 1, 1)], next_due: Some(Duration::from_secs(60)) })
+        }
+
+        async fn settle(&self, settlements: &[Settlement<'_, Item>]) -> Result<Vec<Settled>, StoreError> {
+            Ok(vec![Settled::Applied; settlements.len()])
+        }
+
+        async fn renew(&self, held: &[&Claimed<Item>]) -> Result<Vec<Settled>, StoreError> {
+            Ok(vec![Settled::Applied; held.len()])
+        }
+
+        async fn release(&self, _: &[&Claimed<Item>]) -> Result<(), StoreError> {
+            Ok(())
+        }
+
+        async fn close(&self) -> Result<(), StoreError> {
+            self.closed.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        }
+
+        fn lease(&self) -> Duration {
+            Duration::from_secs(30)
+        }
+
+        fn wakeup(&self) -> &Wakeup {
+            &self.wakeup
+        }
+    }
+
+    struct Arrivals(Arc<Notify>);
+
+    #[async_trait]
+    impl Sink for Arrivals {
+        type Item = Item;
+
+        async fn deliver(&self, batch: Vec<Delivery<Item>>) {
+            batch.into_iter().for_each(|delivery| delivery.report(()));
+            self.0.notify_one();
+        }
+    }
+
+    fn again(source: &Fragile) -> MakeSource<Fragile> {
+        let source = source.sibling();
+        Box::new(move || {
+            let next = source.sibling();
+            Box::pin(async move { Ok(next) })
+        })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_relay_goes_on_after_a_panic_of_its_claim() {
+        let (relays, arrived, source) = (Relays::default(), Arc::new(Notify::new()), Fragile::default());
+        let make = again(&source);
+        relays.start("relay", source, make, Arrivals(arrived.clone()), RelayOptions::default());
+        tokio::time::timeout(Duration::from_secs(60), arrived.notified()).await.unwrap();
+        relays.supervisor().stop().await;
+        assert!(relays.progress("relay").completed > 0);
+    }
+
+    #[tokio::test]
+    async fn the_source_of_a_failed_relay_is_closed_before_the_next_one_begins() {
+        let source = Fragile::default();
+        let (closed, make) = (source.closed.clone(), again(&source));
+        let task = RelayTask {
+            name: "relay".into(),
+            make,
+            sink: Arc::new(Arrivals(Arc::default())),
+            options: RelayOptions::default(),
+            progress: Arc::default(),
+            log: Arc::default(),
+            first: Mutex::new(Some(source)),
+            last: Mutex::new(None),
+        };
+        task.next_source().await.unwrap();
+        assert_eq!(closed.load(Ordering::Relaxed), 0);
+        task.next_source().await.unwrap();
+        assert_eq!(closed.load(Ordering::Relaxed), 1);
     }
 }

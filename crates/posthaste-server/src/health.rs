@@ -1,7 +1,8 @@
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::json;
+use posthaste_hub::PartStatus;
+use serde_json::{Map, Value, json};
 
 use crate::router::App;
 
@@ -10,15 +11,19 @@ pub(crate) async fn process() -> Response {
     axum::Json(json!({ "status": "ok" })).into_response()
 }
 
-/// What it needs answers, too.
-pub(crate) async fn dependencies(State(app): State<App>) -> Response {
-    match app.hub.check_database().await {
-        Ok(()) => axum::Json(json!({ "status": "ok", "database": "ok" })).into_response(),
-        Err(error) => {
-            let body = json!({ "status": "unavailable", "database": error.chain() });
-            (StatusCode::SERVICE_UNAVAILABLE, axum::Json(body)).into_response()
-        }
-    }
+/// Whether the server can do its work, part by part. 503 names the parts that cannot.
+pub(crate) async fn readiness(State(app): State<App>) -> Response {
+    let readiness = app.hub.readiness().await;
+    let part = |status: &PartStatus| match status {
+        PartStatus::Ready => json!({ "status": "ready" }),
+        PartStatus::Unready(reason) => json!({ "status": "unready", "detail": reason }),
+    };
+    let parts: Map<String, Value> = readiness.parts.iter().map(|(name, status)| (name.clone(), part(status))).collect();
+    let (code, status) = match readiness.is_ready() {
+        true => (StatusCode::OK, "ready"),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "unready"),
+    };
+    (code, axum::Json(json!({ "status": status, "parts": parts }))).into_response()
 }
 
 pub(crate) async fn metrics(State(app): State<App>) -> Response {

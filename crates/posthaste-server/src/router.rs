@@ -47,7 +47,7 @@ pub(crate) fn router(hub: Arc<Hub>, metrics: PrometheusHandle) -> Router {
         .route("/dlt-messages/{id}", get(dead_letters::get))
         .route("/replay", post(dead_letters::replay))
         .route("/healthz", get(health::process))
-        .route("/readyz", get(health::dependencies))
+        .route("/readyz", get(health::readiness))
         .route("/metrics", get(health::metrics))
         .fallback(async || Answer::of(Code::NotFound, "there is nothing at this path"))
         .method_not_allowed_fallback(async || Answer::of(Code::MethodNotAllowed, "this path knows other methods"))

@@ -3,4 +3,6 @@
 mod bad_rows;
 mod channels;
 mod delivery;
+mod logs;
+mod readiness;
 mod support;

@@ -86,9 +86,17 @@ pub async fn start(settings: Settings) -> World {
 }
 
 pub async fn open(folder: &Path, settings: Settings) -> Hub {
-    // Before anything counts.
+    open_on(folder, open_database(folder).await, settings).await
+}
+
+pub async fn open_database(folder: &Path) -> Database {
+    Database::open(&format!("sqlite://{}", folder.join("hub.db").display())).await.unwrap()
+}
+
+pub async fn open_on(folder: &Path, database: Database, settings: Settings) -> Hub {
+    // Before anything is counted or logged.
     metrics();
-    let database = Database::open(&format!("sqlite://{}", folder.join("hub.db").display())).await.unwrap();
+    log();
     let sealer = Sealer::open(&folder.join("hub.key")).unwrap();
     let client = Client::new(ClientOptions::default());
     Hub::start(Parts { database, client, sealer, settings, alone: true }).await.unwrap()
@@ -186,4 +194,35 @@ pub fn assert_counted(counter: &str) {
     let text = metrics().render();
     let counted = text.lines().find_map(|line| line.strip_prefix(counter)?.trim().parse::<f64>().ok());
     assert!(counted.is_some_and(|counted| counted > 0.0), "{counter} is not counted in:\n{text}");
+}
+
+/// What hubs of this process have logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn log() -> &'static Log {
+    static LOG: OnceLock<Log> = OnceLock::new();
+    LOG.get_or_init(|| {
+        let log = Log::default();
+        let writer = log.clone();
+        let filter = tracing_subscriber::EnvFilter::new("warn");
+        tracing_subscriber::fmt().with_ansi(false).with_env_filter(filter).with_writer(move || writer.clone()).init();
+        log
+    })
+}
+
+/// The lines that hubs of this process have logged, warnings and errors.
+pub fn log_lines() -> Vec<String> {
+    String::from_utf8_lossy(&log().0.lock().unwrap()).lines().map(str::to_owned).collect()
 }

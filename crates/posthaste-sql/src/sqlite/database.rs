@@ -174,6 +174,21 @@ impl Database {
         self.write("reach the database", |_| Box::pin(async { Ok(()) })).await
     }
 
+    /// Writes this many bytes, commits them and leaves nothing behind: fails where the disk is full or the file is
+    /// read-only. The hub's tables must be up to date.
+    pub async fn check_write(&self, bytes: usize) -> Result<(), StoreError> {
+        const FILL: &str = "INSERT INTO write_probe (filler) VALUES (zeroblob(?))";
+        const CLEAR: &str = "DELETE FROM write_probe";
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        let probe = self.write("write to the database", move |connection| {
+            Box::pin(async move {
+                sqlx::query(FILL).bind(bytes).execute(&mut *connection).await?;
+                sqlx::query(CLEAR).execute(connection).await.map(|_| ())
+            })
+        });
+        probe.await
+    }
+
     /// Runs `job` in a transaction that other jobs share, and answers after its commit.
     ///
     /// A group in which one job fails is rolled back and repeated job by job, so `job` may run more than once and must

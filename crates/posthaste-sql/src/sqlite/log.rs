@@ -18,7 +18,7 @@ use posthaste_core::{FaultKind, StoreError, Wakeup};
 
 use super::Database;
 
-pub use inspect::{GroupProgress, LogEntry, TopicState};
+pub use inspect::{Backlog, GroupProgress, LogEntry, TopicState};
 
 /// The bus on SQLite. Clones share one log and know of each other's appends at once.
 #[derive(Clone)]

@@ -20,7 +20,7 @@ pub use channels::{Admission, ChannelStore, Refusal};
 pub use database::{Database, OpenError, Schema, file_of};
 pub use inbox::Inbox;
 pub use letters::Letters;
-pub use log::{GroupProgress, Log, LogEntry, LogOptions, TopicState};
+pub use log::{Backlog, GroupProgress, Log, LogEntry, LogOptions, TopicState};
 pub use migrations::migrations;
 pub use outbox::{Ingested, OutboxStore, Transaction};
 pub use registry::Registry;

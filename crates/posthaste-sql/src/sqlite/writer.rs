@@ -18,6 +18,9 @@ use super::turn::{BUSY_TIMEOUT, Turn};
 /// How many jobs share one commit at most: bounds how long the first of them waits.
 const GROUP: usize = 256;
 
+/// How long the writer waits before it connects anew.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
+
 /// The one connection that writes, behind a queue. Jobs that wait together commit together.
 #[derive(Clone)]
 pub(super) struct Writer {
@@ -71,8 +74,8 @@ impl Writer {
         let connection = connect(options).await?;
         let turn = Turn::of(options.get_filename());
         let (queue, requests) = mpsc::channel(4 * GROUP);
-        // Renewals are writes, too: they go on while listeners block every thread of the service's runtime.
-        heartbeat::runtime().spawn(serve(connection, turn.clone(), requests));
+// Renewals are writes, too: they go on while listeners block every thread of the service's runtime.
+        heartbeat::runtime().spawn(keep_serving(connection, options.clone(), turn.clone(), requests));
         Ok((Self { queue }, turn))
     }
 
@@ -114,7 +117,32 @@ async fn connect(options: &SqliteConnectOptions) -> Result<SqliteConnection, sql
     }
 }
 
-async fn serve(mut connection: SqliteConnection, turn: Turn, mut requests: mpsc::Receiver<Request>) {
+/// The writer is the only way to the file: after a panic it goes on with a new connection, because nobody knows the state
+/// of the old one.
+async fn keep_serving(
+    first: SqliteConnection,
+    options: SqliteConnectOptions,
+    turn: Turn,
+    mut requests: mpsc::Receiver<Request>,
+) {
+    let mut connection = first;
+    loop {
+        let serving = AssertUnwindSafe(serve(connection, turn.clone(), &mut requests)).catch_unwind();
+        let Err(panic) = serving.await else { return };
+        metrics::counter!("posthaste_task_panics_total", "task" => "sqlite-writer").increment(1);
+        tracing::error!(panic = message(&*panic), "the SQLite writer panicked and connects anew");
+        connection = loop {
+            // A short pause each time: a panic or a refusal that repeats must not take the processor.
+            sleep(RECONNECT_PAUSE).await;
+            match connect(&options).await {
+                Ok(connection) => break connection,
+                Err(error) => tracing::error!(%error, "the SQLite writer cannot connect; trying again"),
+            }
+        };
+    }
+}
+
+async fn serve(mut connection: SqliteConnection, turn: Turn, requests: &mut mpsc::Receiver<Request>) {
     while let Some(request) = requests.recv().await {
         // Who has it for longer than this has the file's lock as well: then SQLite says so.
         let _turn = turn.take(BUSY_TIMEOUT).await;
@@ -272,6 +300,28 @@ mod tests {
         let before_it_waits = writer.write::<(), _>(|_| panic!("at once"));
         assert!(before_it_waits.await.unwrap_err().to_string().ends_with("at once"));
         assert_eq!(count(&writer).await, 4, "the writer lives");
+    }
+
+    /// Panics where nothing guards the writer: while it is answered.
+    struct Poison;
+
+    impl Job for Poison {
+        fn run<'a>(&'a mut self, connection: &'a mut SqliteConnection) -> BoxFuture<'a, Result<(), sqlx::Error>> {
+            Box::pin(run(connection, "INSERT INTO t VALUES (1)"))
+        }
+
+        fn answer(self: Box<Self>, _: Result<(), sqlx::Error>) {
+            panic!("nobody can be answered");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_writer_that_panics_goes_on_with_a_new_connection() {
+        let (_folder, _, writer) = start().await;
+        assert!(writer.queue.send(Request::Write(Box::new(Poison))).await.is_ok());
+        assert_eq!(count(&writer).await, 1, "what was committed stands, and the writer answers");
+        writer.write(|connection| Box::pin(run(connection, "INSERT INTO t VALUES (1)"))).await.unwrap();
+        assert_eq!(count(&writer).await, 2);
     }
 
     #[tokio::test]

@@ -1,3 +1,4 @@
+DROP TABLE write_probe;
 DROP TABLE channel;
 DROP TABLE quarantined_record;
 DROP TABLE log_group;

@@ -83,3 +83,9 @@ CREATE TABLE channel (
     -- Milliseconds since 1970 of the database's clock, for operators.
     created_at INTEGER NOT NULL DEFAULT (CAST(unixepoch('subsec') * 1000 AS INTEGER))
 ) WITHOUT ROWID;
+
+-- What a readiness check inserts and deletes again, to know that the database takes writes. Empty at any other time.
+CREATE TABLE write_probe (
+    -- As large as the write that failed last, so that the insert needs as much room.
+    filler BLOB NOT NULL
+);

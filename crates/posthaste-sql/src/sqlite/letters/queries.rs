@@ -119,6 +119,16 @@ impl Letters {
         Ok(answer)
     }
 
+    /// Whether a letter is due and no process has claimed it.
+    pub async fn is_due(&self) -> Result<bool, StoreError> {
+        let sql = format!(
+            "SELECT EXISTS (SELECT 1 FROM dlt_event
+                 WHERE due <= {NOW_MS} AND (locked_until IS NULL OR locked_until <= {NOW_MS}))"
+        );
+        let due = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(self.0.database.operators()).await;
+        due.map_err(|error| store_error("look for due dead letters", error))
+    }
+
     /// How many letters stand where.
     pub async fn depth_by_status(&self) -> Result<Vec<(LetterStatus, u64)>, StoreError> {
         let failed = |error| store_error("count the dead letters", error);

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use posthaste_core::{Progress, StoreError};
 use sqlx::FromRow;
+use sqlx::sqlite::SqliteRow;
 
 use super::super::faults::store_error;
 use super::super::unreadable::readable;
@@ -48,6 +49,19 @@ pub struct TopicState {
     pub groups: Vec<(String, i64)>,
 }
 
+/// A partition in which a group has records to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Backlog {
+    /// Which group.
+    pub group: String,
+    /// Of which topic.
+    pub topic: String,
+    /// Of which partition.
+    pub partition: u32,
+    /// Changes with every record that the group has done.
+    pub progress: String,
+}
+
 /// Topic, partition, offset, value and time of a record, with one group that reads it and how far that has come.
 type EntryRow = (String, u32, i64, Vec<u8>, i64, Option<String>, Option<i64>, Option<String>);
 
@@ -74,7 +88,27 @@ const TOPICS: &str = "
     FROM log_partition LEFT JOIN log_group ON log_group.partition_id = log_partition.id
     ORDER BY topic, partition, group_name";
 
+/// Compared as text, so that a progress row that cannot be read is shown as what it is: one that does not move.
+const BACKLOGS: &str = "
+    SELECT group_name, topic, partition, watermark || ' ' || completed
+    FROM log_group JOIN log_partition ON log_partition.id = log_group.partition_id
+    WHERE watermark < next_offset OR typeof(watermark) <> 'integer'
+    LIMIT 1000";
+
 impl Log {
+    /// The partitions in which a group has records to do, as far as a thousand of them.
+    pub async fn backlogs(&self) -> Result<Vec<Backlog>, StoreError> {
+        let rows = sqlx::query(BACKLOGS)
+            .fetch_all(self.0.database.operators())
+            .await
+            .map_err(|error| store_error("look for records that wait", error))?;
+        let backlog = |row: &SqliteRow| {
+            let (group, topic, partition, progress) = <(String, String, u32, String)>::from_row(row)?;
+            Ok(Backlog { group, topic, partition, progress })
+        };
+        Ok(readable("log_group", &rows, 1, backlog))
+    }
+
     /// The records of this key that retention has not removed, oldest first. Only the oldest 200 are shown: an event
     /// that was copied more often shows how it began, and not its newest copies.
     pub async fn records_of(&self, key: &str) -> Result<Vec<LogEntry>, StoreError> {

@@ -1,0 +1,134 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use posthaste_core::StoreError;
+use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout};
+
+use crate::Hub;
+use crate::channels::Channels;
+use crate::hub::{DLT_INTAKE, DLT_RETRY, EVENT_PROCESSOR, LONGEST_REQUEST, OUTBOX_PROCESSOR};
+use crate::settings::Settings;
+use crate::standstill::{Standstill, Waiting};
+
+/// A check is at most this old: many probes a second cost as much as one.
+const FRESH: Duration = Duration::from_secs(1);
+/// A database that takes longer than this for a small write does not serve requests either.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+const DATABASE: &str = "database";
+/// The parts that are always shown. Channels are shown where they fail.
+const PARTS: [&str; 7] =
+    [DATABASE, "ingest", "channel-discovery", EVENT_PROCESSOR, OUTBOX_PROCESSOR, DLT_INTAKE, DLT_RETRY];
+
+/// Whether the hub can do its work, part by part.
+#[derive(Clone, Debug)]
+pub struct Readiness {
+    pub parts: BTreeMap<String, PartStatus>,
+}
+
+/// Whether one part can do its work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PartStatus {
+    Ready,
+    /// It cannot, for this reason.
+    Unready(String),
+}
+
+impl Readiness {
+    /// Whether every part can.
+    pub fn is_ready(&self) -> bool {
+        self.parts.values().all(|part| *part == PartStatus::Ready)
+    }
+}
+
+/// Checks readiness, and remembers the last check.
+pub(crate) struct ReadinessCheck {
+    channels: Channels,
+    /// How long a relay may have work and do none of it, without a request to an endpoint and with one.
+    patience: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    last: Option<(Instant, Readiness)>,
+    standstill: Standstill,
+}
+
+impl ReadinessCheck {
+    pub(crate) fn new(settings: &Settings, channels: Channels) -> Self {
+        // After a crash, work may wait for the end of a lease; an idle relay may sleep for its poll interval.
+        let patience = settings.outbox.lease.max(2 * settings.outbox.poll_interval);
+        Self { channels, patience, state: Mutex::default() }
+    }
+}
+
+impl Hub {
+    /// Whether the database takes writes, every task runs, and no relay stands still while work waits for it.
+    pub async fn readiness(&self) -> Readiness {
+        let check = &self.readiness;
+        // Callers at the same time share one check.
+        let mut state = check.state.lock().await;
+        if let Some((at, last)) = &state.last
+            && at.elapsed() < FRESH
+        {
+            return last.clone();
+        }
+        let mut failing = self.relays.supervisor().health().failing();
+        let standing = match self.check_database().await {
+            Ok(()) => self.waiting().await.map(|waiting| state.standstill.observe(Instant::now(), waiting)),
+            Err(error) => Err(error),
+        };
+        match standing {
+            Ok(standing) => failing.extend(standing),
+            Err(error) => _ = failing.insert(DATABASE.to_owned(), error.chain()),
+        }
+        let mut parts: BTreeMap<String, PartStatus> =
+            PARTS.iter().map(|part| ((*part).to_owned(), PartStatus::Ready)).collect();
+        parts.extend(failing.into_iter().map(|(part, reason)| (part, PartStatus::Unready(reason))));
+        let readiness = Readiness { parts };
+        state.last = Some((Instant::now(), readiness.clone()));
+        readiness
+    }
+
+    async fn check_database(&self) -> Result<(), StoreError> {
+        let health = self.relays.supervisor().health();
+        match timeout(WRITE_TIMEOUT, self.database.check_write(health.write_to_check())).await {
+            Ok(written) => written.inspect(|()| health.write_succeeded()),
+            Err(late) => Err(StoreError::new("write to the database", posthaste_core::FaultKind::Passing, late)),
+        }
+    }
+
+    /// The work that waits now. Nothing here reads more than a few rows.
+    async fn waiting(&self) -> Result<Vec<Waiting>, StoreError> {
+        let patience = self.readiness.patience;
+        let with_requests = patience + LONGEST_REQUEST;
+        let mut waiting = Vec::new();
+        let mut due: BTreeSet<String> = self.readiness.channels.due_relays().into_iter().collect();
+        // Events that the bus did not take are due again later, and wait all the same.
+        due.extend(self.relays.held_back().filter(|relay| Channels::is_relay(relay)));
+        for part in due {
+            let progress = self.relays.progress(&part).completed.to_string();
+            waiting.push(Waiting { part, work: "due events".to_owned(), progress, patience });
+        }
+        for backlog in self.log.backlogs().await? {
+            let is_requests = backlog.group == OUTBOX_PROCESSOR;
+            waiting.push(Waiting {
+                work: format!("partition {} of {}", backlog.partition, backlog.topic),
+                // A record may take several requests, each of which is progress.
+                progress: match is_requests {
+                    true => format!("{} {}", backlog.progress, self.relays.progress(&backlog.group).settled),
+                    false => backlog.progress,
+                },
+                part: backlog.group,
+                patience: if is_requests { with_requests } else { patience },
+            });
+        }
+        if self.letters.is_due().await? {
+            let progress = self.relays.progress(DLT_RETRY).settled.to_string();
+            let (part, work) = (DLT_RETRY.to_owned(), "due dead letters".to_owned());
+            waiting.push(Waiting { part, work, progress, patience: with_requests });
+        }
+        Ok(waiting)
+    }
+}

@@ -1,0 +1,189 @@
+//! One way to run a task that has to run for as long as the hub does.
+//!
+//! A panic, or an end that nobody asked for, is logged, counted, and answered with a new start after a pause. A task that
+//! fails again and again is reported to [`Health`], so that readiness names it.
+
+use std::any::Any;
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::pin::pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+
+use crate::health::Health;
+
+/// The pause before the first restart; it doubles with each failure in a row.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+/// A task that has run for this long is well again.
+const STABLE: Duration = Duration::from_secs(30);
+/// So many failures in a row are a task that does not come back.
+const TOLERATED: u32 = 3;
+
+/// Runs the tasks of a hub and stops them together.
+#[derive(Clone, Default)]
+pub(crate) struct Supervisor {
+    stop: CancellationToken,
+    health: Health,
+    running: Arc<Mutex<JoinSet<()>>>,
+}
+
+impl Supervisor {
+    /// Runs what `make` makes until the hub stops, and makes it anew when it ends before that.
+    pub(crate) fn spawn<T>(&self, task: impl Into<Arc<str>>, make: impl FnMut() -> T + Send + 'static)
+    where
+        T: Future<Output = ()> + Send + 'static,
+    {
+        let kept = keep(task.into(), self.stop.clone(), self.health.clone(), make);
+        self.lock().spawn(kept);
+    }
+
+    pub(crate) fn health(&self) -> &Health {
+        &self.health
+    }
+
+    /// Cancelled when the hub stops.
+    pub(crate) fn stopping(&self) -> &CancellationToken {
+        &self.stop
+    }
+
+    /// Stops all tasks at the same time and waits until each has ended.
+    pub(crate) async fn stop(&self) {
+        self.stop.cancel();
+        let mut running = std::mem::take(&mut *self.lock());
+        while let Some(ended) = running.join_next().await {
+            if let Err(error) = ended {
+                tracing::error!(%error, "a task did not end as it should");
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, JoinSet<()>> {
+        self.running.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+async fn keep<T: Future<Output = ()> + Send>(
+    task: Arc<str>,
+    stop: CancellationToken,
+    health: Health,
+    mut make: impl FnMut() -> T + Send,
+) {
+    let mut failures = 0;
+    loop {
+        // Made inside, so that a panic of `make` is caught, too.
+        let mut running = pin!(AssertUnwindSafe(async { make().await }).catch_unwind());
+        let early = tokio::select! {
+            biased;
+            ended = running.as_mut() => Some(ended),
+            () = sleep(STABLE), if failures > 0 => None,
+        };
+        let ended = match early {
+            Some(ended) => ended,
+            None => {
+                failures = 0;
+                health.up(&task);
+                running.await
+            }
+        };
+        if stop.is_cancelled() {
+            return;
+        }
+        failures += 1;
+        let reason = match ended {
+            Ok(()) => "it ended before the hub stopped".to_owned(),
+            Err(panic) => {
+                metrics::counter!("posthaste_task_panics_total", "task" => task.to_string()).increment(1);
+                format!("it panicked: {}", message(&*panic))
+            }
+        };
+        let pause = FIRST_PAUSE.saturating_mul(1 << (failures - 1).min(10)).min(LONGEST_PAUSE);
+        tracing::error!(task = &*task, reason, failures, ?pause, "a task failed and is started again after the pause");
+        if failures >= TOLERATED {
+            health.down(&task, format!("failed {failures} times in a row: {reason}"));
+        }
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = sleep(pause) => {}
+        }
+    }
+}
+
+fn message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// A task that panics the first `times`, and then runs until the stop.
+    fn failing(supervisor: &Supervisor, times: u32) -> Arc<AtomicU32> {
+        let starts = Arc::new(AtomicU32::new(0));
+        let (counted, stop) = (starts.clone(), supervisor.stopping().clone());
+        supervisor.spawn("task", move || {
+            let (start, stop) = (counted.fetch_add(1, Ordering::Relaxed) + 1, stop.clone());
+            async move {
+                assert!(start > times, "start number {start}");
+                stop.cancelled().await;
+            }
+        });
+        starts
+    }
+
+    async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+        for _ in 0..100_000 {
+            if holds() {
+                return;
+            }
+            sleep(Duration::from_millis(10)).await;
+        }
+        panic!("waited in vain: {what}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_panics_is_started_again_and_one_panic_is_no_standstill() {
+        let supervisor = Supervisor::default();
+        let starts = failing(&supervisor, 1);
+        until("a second start", || starts.load(Ordering::Relaxed) == 2).await;
+        assert!(supervisor.health().failing().is_empty());
+        supervisor.stop().await;
+        assert_eq!(starts.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_does_not_come_back_is_named_until_it_runs_again() {
+        let supervisor = Supervisor::default();
+        let starts = failing(&supervisor, 5);
+        until("it is reported", || !supervisor.health().failing().is_empty()).await;
+        let failing = supervisor.health().failing();
+        assert!(failing["task"].contains("3 times in a row: it panicked: start number 3"), "{failing:?}");
+        until("a start that holds", || starts.load(Ordering::Relaxed) == 6).await;
+        assert!(!supervisor.health().failing().is_empty(), "it has only just begun");
+        until("it is well again", || supervisor.health().failing().is_empty()).await;
+        supervisor.stop().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_ends_by_itself_is_started_again() {
+        let supervisor = Supervisor::default();
+        let starts = Arc::new(AtomicU32::new(0));
+        let counted = starts.clone();
+        supervisor.spawn("task", move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            async {}
+        });
+        until("it is reported", || !supervisor.health().failing().is_empty()).await;
+        assert!(starts.load(Ordering::Relaxed) >= 3);
+        supervisor.stop().await;
+    }
+}

@@ -1,0 +1,105 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use posthaste_core::{Claim, Claimed, Disposition, Settled, Settlement, Source, StoreError, Wakeup};
+
+use crate::attempt_log::{AttemptLog, Described};
+
+/// How far a relay has come, for readiness.
+#[derive(Default)]
+pub(crate) struct Progress {
+    settled: AtomicU64,
+    completed: AtomicU64,
+    /// The last attempt failed because a dependency did not take the item.
+    held_back: AtomicBool,
+}
+
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Counts {
+    /// Attempts whose outcome is recorded.
+    pub(crate) settled: u64,
+    /// Those of them that count: delivered, given up, or failed by the item's own fault.
+    pub(crate) completed: u64,
+}
+
+impl Progress {
+    pub(crate) fn counts(&self) -> Counts {
+        Counts { settled: self.settled.load(Ordering::Relaxed), completed: self.completed.load(Ordering::Relaxed) }
+    }
+
+    pub(crate) fn is_held_back(&self) -> bool {
+        self.held_back.load(Ordering::Relaxed)
+    }
+
+    fn settled(&self, disposition: &Disposition) {
+        self.settled.fetch_add(1, Ordering::Relaxed);
+        match disposition {
+            Disposition::Retry { counted: false, failure, .. } => {
+                // A snooze says nothing about a dependency.
+                if failure.is_some() {
+                    self.held_back.store(true, Ordering::Relaxed);
+                }
+            }
+            _ => {
+                self.completed.fetch_add(1, Ordering::Relaxed);
+                self.held_back.store(false, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// A source whose settlements are counted for readiness, and logged where an attempt failed.
+pub(crate) struct Watched<S> {
+    relay: Arc<str>,
+    source: S,
+    progress: Arc<Progress>,
+    log: Arc<AttemptLog>,
+}
+
+impl<S> Watched<S> {
+    pub(crate) fn new(relay: Arc<str>, source: S, progress: Arc<Progress>, log: Arc<AttemptLog>) -> Self {
+        Self { relay, source, progress, log }
+    }
+}
+
+#[async_trait]
+impl<S: Source<Item: Described>> Source for Watched<S> {
+    type Item = S::Item;
+
+    async fn claim(&self, limit: usize) -> Result<Claim<S::Item>, StoreError> {
+        self.source.claim(limit).await
+    }
+
+    async fn settle(&self, settlements: &[Settlement<'_, S::Item>]) -> Result<Vec<Settled>, StoreError> {
+        let settled = self.source.settle(settlements).await?;
+        for (settlement, settled) in settlements.iter().zip(&settled) {
+            if *settled == Settled::Applied {
+                self.progress.settled(settlement.disposition);
+                self.log.settled(&self.relay, settlement.claimed, settlement.disposition);
+            }
+        }
+        Ok(settled)
+    }
+
+    async fn renew(&self, held: &[&Claimed<S::Item>]) -> Result<Vec<Settled>, StoreError> {
+        self.source.renew(held).await
+    }
+
+    async fn release(&self, held: &[&Claimed<S::Item>]) -> Result<(), StoreError> {
+        self.source.release(held).await
+    }
+
+    async fn close(&self) -> Result<(), StoreError> {
+        self.source.close().await
+    }
+
+    fn lease(&self) -> Duration {
+        self.source.lease()
+    }
+
+    fn wakeup(&self) -> &Wakeup {
+        self.source.wakeup()
+    }
+}

@@ -1,0 +1,79 @@
+use std::time::Duration;
+
+use posthaste_api::EventIn;
+use posthaste_hub::{Hub, PartStatus, Settings};
+use posthaste_sql::sqlite::Database;
+
+use crate::support::{Subscriber, header, open_database, open_on, publish, start, subscribe, until};
+
+const EVENT: &str = r#"{"eventType":"order.placed","sourceService":"shop","payload":1}"#;
+
+/// Waits until exactly these parts cannot do their work; answers with what the first says.
+async fn until_unready(hub: &Hub, part: &str) -> String {
+    until("readiness fails", async || {
+        let parts = hub.readiness().await.parts;
+        let mut unready = parts.into_iter().filter_map(|(name, status)| match status {
+            PartStatus::Ready => None,
+            PartStatus::Unready(reason) => Some((name, reason)),
+        });
+        let (name, reason) = unready.next()?;
+        assert_eq!((name.as_str(), unready.next()), (part, None));
+        Some(reason)
+    })
+    .await
+}
+
+async fn until_ready(hub: &Hub) {
+    until("readiness returns", async || hub.readiness().await.is_ready().then_some(())).await;
+}
+
+/// Limits how many pages the file may have, as a disk of that size would.
+async fn limit_pages(database: &Database, pages: &'static str) {
+    let limit = database.write("limit the file", move |connection| {
+        Box::pin(async move { sqlx::raw_sql(pages).execute(connection).await.map(|_| ()) })
+    });
+    limit.await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_database_that_takes_no_writes_is_named_until_it_does() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = open_database(folder.path()).await;
+    let hub = open_on(folder.path(), database.clone(), Settings::default()).await;
+    until_ready(&hub).await;
+    // As small as it can be: the pages that there are.
+    limit_pages(&database, "PRAGMA max_page_count = 1").await;
+    let payload = "x".repeat(64 * 1024);
+    let event = format!(r#"{{"eventType":"order.placed","sourceService":"shop","payload":"{payload}"}}"#);
+    until("no event is stored any more", async || {
+        let event = serde_json::from_str::<EventIn>(&event).unwrap().validate().unwrap();
+        hub.ingest().publish(vec![event], false).await.err()
+    })
+    .await;
+    let reason = until_unready(&hub, "database").await;
+    assert!(reason.contains("full"), "{reason}");
+
+    limit_pages(&database, "PRAGMA max_page_count = 1073741823").await;
+    until_ready(&hub).await;
+    publish(&hub, EVENT).await;
+    hub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_stands_still_while_work_waits_is_named_until_it_goes_on() {
+    let mut settings = Settings::default();
+    settings.outbox.lease = Duration::from_secs(3);
+    let world = start(settings).await;
+    let subscriber = Subscriber::default();
+    subscribe(&world.hub, "*", "all", &format!("http://{}/hook", subscriber.start().await), None).await;
+    until_ready(&world.hub).await;
+    world.execute("ALTER TABLE registry_version RENAME TO hidden").await;
+    let id = publish(&world.hub, EVENT).await;
+    let reason = until_unready(&world.hub, "event-processor").await;
+    assert!(reason.contains("partition 0 of posthaste.events.order.placed"), "{reason}");
+
+    world.execute("ALTER TABLE hidden RENAME TO registry_version").await;
+    assert_eq!(header(&subscriber.wait_for(1).await[0].0, "webhook-id"), id);
+    until_ready(&world.hub).await;
+    world.hub.stop().await;
+}
