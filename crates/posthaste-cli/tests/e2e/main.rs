@@ -5,4 +5,5 @@ mod bad_input;
 mod crash;
 mod delivery;
 mod process;
+mod readiness;
 mod subscriber;

@@ -41,7 +41,19 @@ impl Installation {
 
     /// Starts the server and waits until it is ready.
     pub async fn start(&self) -> Server {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
+        self.start_by(Command::new(env!("CARGO_BIN_EXE_posthaste"))).await
+    }
+
+    /// Starts the server so that none of its files can grow beyond this many blocks of 512 bytes, as on a full disk.
+    pub async fn start_on_a_small_disk(&self, blocks: u32) -> Server {
+        // The signal would end the process; without it the write fails.
+        let limited = format!("trap '' XFSZ; ulimit -f {blocks}; exec {} \"$@\"", env!("CARGO_BIN_EXE_posthaste"));
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &limited, "sh"]);
+        self.start_by(shell).await
+    }
+
+    async fn start_by(&self, mut command: Command) -> Server {
         command
             .arg("serve")
             .current_dir(self.folder.path())
