@@ -303,14 +303,15 @@ mod tests {
     }
 
     /// Panics where nothing guards the writer: while it is answered.
-    struct Poison;
+    struct Poison(Option<oneshot::Sender<()>>);
 
     impl Job for Poison {
         fn run<'a>(&'a mut self, connection: &'a mut SqliteConnection) -> BoxFuture<'a, Result<(), sqlx::Error>> {
             Box::pin(run(connection, "INSERT INTO t VALUES (1)"))
         }
 
-        fn answer(self: Box<Self>, _: Result<(), sqlx::Error>) {
+        fn answer(mut self: Box<Self>, _: Result<(), sqlx::Error>) {
+            self.0.take().unwrap().send(()).unwrap();
             panic!("nobody can be answered");
         }
     }
@@ -318,7 +319,10 @@ mod tests {
     #[tokio::test]
     async fn a_writer_that_panics_goes_on_with_a_new_connection() {
         let (_folder, _, writer) = start().await;
-        assert!(writer.queue.send(Request::Write(Box::new(Poison))).await.is_ok());
+        let (answering, answered) = oneshot::channel();
+        assert!(writer.queue.send(Request::Write(Box::new(Poison(Some(answering))))).await.is_ok());
+        // What is sent earlier could be in the same group.
+        answered.await.unwrap();
         assert_eq!(count(&writer).await, 1, "what was committed stands, and the writer answers");
         writer.write(|connection| Box::pin(run(connection, "INSERT INTO t VALUES (1)"))).await.unwrap();
         assert_eq!(count(&writer).await, 2);
