@@ -1,23 +1,54 @@
 use std::time::Duration;
 
-use chrono::{DateTime, Utc};
-
-use crate::outbox;
+use chrono::{DateTime, Timelike, Utc};
 
 /// The database's clock in milliseconds. Rounded: a double just below the whole number must not lose one.
 pub(super) const NOW_MS: &str = "CAST(round(unixepoch('subsec') * 1000) AS INTEGER)";
 /// The database's clock as RFC 3339 text.
 pub(super) const NOW_TEXT: &str = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')";
 
-/// The time in a column of RFC 3339 text, or of any other that SQLite reads, in milliseconds; NULL where it is none.
+/// The time in a column in milliseconds since 1970, as SQL; NULL where the column holds no time.
+///
+/// The column may hold any text with a date that SQLite reads (RFC 3339, `YYYY-MM-DD HH:MM:SS` and its shorter forms), or a
+/// number, which is read as SQLite's modifier `auto` reads it: up to 5373484.5 it is a Julian day, above that it is Unix
+/// seconds. `auto` itself is unknown to SQLite before 3.38, with which other programs may write. A time without a date is
+/// no time: SQLite would take it for one of the year 2000.
+///
+/// The generated column `due` and the checks of the outbox table say the same.
+macro_rules! millis_sql {
+    ($column:literal) => {
+        concat!(
+            "CAST(round(CASE WHEN ",
+            $column,
+            " GLOB '[0-9][0-9][0-9][0-9]-*' THEN (julianday(",
+            $column,
+            ") - 2440587.5) * 86400000 WHEN ",
+            $column,
+            " GLOB '*[^0-9.]*' THEN NULL WHEN CAST(",
+            $column,
+            " AS REAL) < 5373485 THEN (CAST(",
+            $column,
+            " AS REAL) - 2440587.5) * 86400000 ELSE CAST(",
+            $column,
+            " AS REAL) * 1000 END) AS INTEGER)"
+        )
+    };
+}
+pub(super) use millis_sql;
+
+/// [`millis_sql!`] of a column that is known at run time.
 pub(super) fn millis_of(column: &str) -> String {
-    format!("CAST(round((julianday({column}) - 2440587.5) * 86400000) AS INTEGER)")
+    millis_sql!("{column}").replace("{column}", column)
 }
 
-/// The nearest time whose text SQLite and we can read.
+/// The nearest time whose text SQLite and we can read: SQLite rounds to milliseconds, knows no year 10000 and no leap
+/// second.
 pub(super) fn storable(at: DateTime<Utc>) -> DateTime<Utc> {
     const FIRST_SECOND: i64 = -62_135_596_800;
-    outbox::storable(at, DateTime::from_timestamp(FIRST_SECOND, 0).unwrap_or_default())
+    const LAST_MILLIS: i64 = 253_402_300_799_999;
+    let (first, last) = (DateTime::from_timestamp(FIRST_SECOND, 0), DateTime::from_timestamp_millis(LAST_MILLIS));
+    let at = at.clamp(first.unwrap_or_default(), last.unwrap_or(DateTime::<Utc>::MAX_UTC));
+    at.with_nanosecond(at.nanosecond().min(999_999_999)).unwrap_or(at)
 }
 
 /// The longest wait that is added to a clock: beyond the year 9999 SQLite knows no time.
@@ -42,4 +73,30 @@ pub(super) fn time(millis: i64) -> DateTime<Utc> {
 /// A span that the database answered in milliseconds; what is past is no wait at all.
 pub(super) fn span(millis: i64) -> Duration {
     Duration::from_millis(millis.max(0) as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What lies between words does not matter to SQL.
+    fn words(sql: &str) -> String {
+        sql.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn the_table_reads_times_as_its_readers_do() {
+        let table = words(include_str!("../../migrations/sqlite/outbox/0001_outbox.up.sql"));
+        for column in ["available_at", "created_at", "occurred_at"] {
+            assert!(table.contains(&words(&millis_of(column))), "{column}");
+        }
+    }
+
+    #[test]
+    fn a_time_that_sqlite_could_not_read_becomes_the_nearest_that_it_can() {
+        let text = |at: DateTime<Utc>| storable(at).to_rfc3339();
+        assert_eq!(text(DateTime::<Utc>::MIN_UTC), "0001-01-01T00:00:00+00:00");
+        assert_eq!(text(DateTime::<Utc>::MAX_UTC), "9999-12-31T23:59:59.999+00:00");
+        assert_eq!(text("2016-12-31T23:59:60.5Z".parse().unwrap()), "2016-12-31T23:59:59.999999999+00:00");
+    }
 }

@@ -2,6 +2,7 @@
 //! databases have in common is tested in `posthaste`.
 
 mod database;
+mod foreign;
 mod ingest;
 mod letters;
 mod letters_laws;

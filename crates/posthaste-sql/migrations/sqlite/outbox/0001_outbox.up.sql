@@ -17,8 +17,9 @@ CREATE TABLE {table} (
     -- 0 NEW, 1 DONE, 2 RETRY, 3 DEAD
     status         INTEGER NOT NULL DEFAULT 0 CHECK (status BETWEEN 0 AND 3),
     attempts       INTEGER NOT NULL DEFAULT 0,
-    -- Times are RFC 3339 text. The database's clock, but for occurred_at, which is the writer's.
-    available_at   TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')) CHECK (julianday(available_at) IS NOT NULL),
+    -- Times are texts in UTC, or with an offset: RFC 3339 is what we write, every form of SQLite's with a date in it and
+    -- Unix seconds are what we read. The database's clock, but for occurred_at, which is the writer's.
+    available_at   TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
     created_at     TEXT NOT NULL DEFAULT (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
     occurred_at    TEXT,
     done_at        TEXT,
@@ -30,15 +31,39 @@ CREATE TABLE {table} (
     lease_losses   INTEGER NOT NULL DEFAULT 0,
     -- Ordered mode: waits for an unfinished row of its aggregate before it, so claims need not look at it.
     parked         INTEGER NOT NULL DEFAULT 0 CHECK (parked IN (0, 1)),
-    -- available_at in milliseconds, whatever offset or precision its text has: what the poller compares and sorts by.
-    due            INTEGER GENERATED ALWAYS AS (CAST(round((julianday(available_at) - 2440587.5) * 86400000) AS INTEGER)) VIRTUAL,
+    -- available_at in milliseconds, whatever form, offset or precision it has: what the poller compares and sorts by.
+    -- Up to 5373484.5 a number is a Julian day, above that it is Unix seconds, as in SQLite's modifier 'auto', which older
+    -- programs do not know.
+    due            INTEGER GENERATED ALWAYS AS (
+                       CAST(round(CASE
+                       WHEN available_at GLOB '[0-9][0-9][0-9][0-9]-*' THEN (julianday(available_at) - 2440587.5) * 86400000
+                       WHEN available_at GLOB '*[^0-9.]*' THEN NULL
+                       WHEN CAST(available_at AS REAL) < 5373485 THEN (CAST(available_at AS REAL) - 2440587.5) * 86400000
+                       ELSE CAST(available_at AS REAL) * 1000 END) AS INTEGER)) VIRTUAL,
     -- A JSON object of texts.
     headers        TEXT,
-    -- Text is kept verbatim; binary payloads have a column of their own. Both last, so that nothing else of a row lies
-    -- behind the pages of a large one.
+    -- Text is kept verbatim; binary payloads have a column of their own, but a BLOB in the column for texts is as good.
+    -- Both last, so that nothing else of a row lies behind the pages of a large one.
     payload        TEXT,
     payload_bytes  BLOB,
-    CHECK ((payload IS NULL) <> (payload_bytes IS NULL))
+    CHECK ((payload IS NULL) <> (payload_bytes IS NULL)),
+    -- What nobody could read as a time is refused, and not taken for now or for never. The years are 1 to 9999.
+    CONSTRAINT {table}_available_at CHECK (
+        typeof(available_at) = 'text' AND coalesce(due BETWEEN -62135596800000 AND 253402300799999, 0)),
+    CONSTRAINT {table}_created_at CHECK (typeof(created_at) = 'text' AND coalesce(
+        CAST(round(CASE
+            WHEN created_at GLOB '[0-9][0-9][0-9][0-9]-*' THEN (julianday(created_at) - 2440587.5) * 86400000
+            WHEN created_at GLOB '*[^0-9.]*' THEN NULL
+            WHEN CAST(created_at AS REAL) < 5373485 THEN (CAST(created_at AS REAL) - 2440587.5) * 86400000
+            ELSE CAST(created_at AS REAL) * 1000 END) AS INTEGER)
+        BETWEEN -62135596800000 AND 253402300799999, 0)),
+    CONSTRAINT {table}_occurred_at CHECK (occurred_at IS NULL OR typeof(occurred_at) = 'text' AND coalesce(
+        CAST(round(CASE
+            WHEN occurred_at GLOB '[0-9][0-9][0-9][0-9]-*' THEN (julianday(occurred_at) - 2440587.5) * 86400000
+            WHEN occurred_at GLOB '*[^0-9.]*' THEN NULL
+            WHEN CAST(occurred_at AS REAL) < 5373485 THEN (CAST(occurred_at AS REAL) - 2440587.5) * 86400000
+            ELSE CAST(occurred_at AS REAL) * 1000 END) AS INTEGER)
+        BETWEEN -62135596800000 AND 253402300799999, 0))
 );
 
 -- The dispatcher's claim: pending rows in the order of reading, and nothing else.

@@ -1,21 +1,25 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use chrono::{DateTime, NaiveDateTime, Utc};
+use chrono::{DateTime, Utc};
 use posthaste_core::Event;
 use posthaste_core::outbox::{OutboxRow, OutboxStatus, Pending, Position};
-use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
+use sqlx::{Row, TypeInfo, ValueRef};
 
 use crate::outbox::{delayed_until, key_of, read_headers};
-use crate::sqlite::clock::{millis_of, time};
+use crate::sqlite::clock::{millis_of, millis_sql, time};
 
 /// What [`read_event`] reads, from column 0.
-pub(super) const EVENT_COLUMNS: &str = "event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service, \
-     resource_type, operation_type, payload, payload_bytes, content_type, headers, occurred_at, created_at, due, \
-     attempts, seq";
+pub(super) const EVENT_COLUMNS: &str = concat!(
+    "event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service, resource_type, operation_type, \
+     payload, payload_bytes, content_type, headers, occurred_at, ",
+    millis_sql!("created_at"),
+    ", due, attempts, seq, ",
+    millis_sql!("occurred_at")
+);
 /// The columns behind those of the event.
-const AFTER_EVENT: usize = 17;
+const AFTER_EVENT: usize = 18;
 
 /// What [`due`] reads behind them.
 pub(super) const DUE_COLUMNS: &str =
@@ -23,8 +27,8 @@ pub(super) const DUE_COLUMNS: &str =
 
 /// What [`row`] reads behind them.
 pub(super) fn row_columns() -> String {
-    let (created_at, done_at, locked_at) = (millis_of("created_at"), millis_of("done_at"), millis_of("locked_at"));
-    format!("status, {created_at}, {done_at}, last_error, locked_by, {locked_at}, CAST(lease_losses AS INTEGER)")
+    let (done_at, locked_at) = (millis_of("done_at"), millis_of("locked_at"));
+    format!("status, {done_at}, last_error, locked_by, {locked_at}, CAST(lease_losses AS INTEGER)")
 }
 
 /// A row as a claim reads it.
@@ -35,10 +39,9 @@ pub(super) struct Due {
 }
 
 pub(super) fn due(row: &SqliteRow) -> Result<Due, sqlx::Error> {
-    let created_at = row.try_get::<Option<String>, _>(13).ok().flatten();
     let pending = Pending {
         position: Position { due: row.try_get(14)?, seq: row.try_get(16)? },
-        created_at: created_at.and_then(|text| parse_time(&text)).unwrap_or_default(),
+        created_at: created_at(row)?,
         event: read_event(row),
         is_dead: OutboxStatus::of_code(row.try_get(AFTER_EVENT + 1)?) == OutboxStatus::Dead,
         is_suspect: row.try_get(AFTER_EVENT + 2)?,
@@ -63,13 +66,17 @@ pub(super) fn row(row: &SqliteRow) -> Result<OutboxRow, sqlx::Error> {
         attempts: row.try_get::<i64, _>(15).map_or(0, |attempts| attempts.max(0) as u32),
         seq: row.try_get(16)?,
         status: OutboxStatus::of_code(row.try_get(AFTER_EVENT)?),
-        created_at: time(row.try_get::<Option<i64>, _>(AFTER_EVENT + 1)?.unwrap_or_default()),
-        done_at: row.try_get::<Option<i64>, _>(AFTER_EVENT + 2)?.map(time),
-        last_error: text(row, AFTER_EVENT + 3),
-        locked_by: text(row, AFTER_EVENT + 4),
-        locked_at: row.try_get::<Option<i64>, _>(AFTER_EVENT + 5)?.map(time),
-        lease_losses: row.try_get::<i64, _>(AFTER_EVENT + 6)?.max(0) as u32,
+        created_at: created_at(row)?,
+        done_at: row.try_get::<Option<i64>, _>(AFTER_EVENT + 1)?.map(time),
+        last_error: text(row, AFTER_EVENT + 2),
+        locked_by: text(row, AFTER_EVENT + 3),
+        locked_at: row.try_get::<Option<i64>, _>(AFTER_EVENT + 4)?.map(time),
+        lease_losses: row.try_get::<i64, _>(AFTER_EVENT + 5)?.max(0) as u32,
     })
+}
+
+fn created_at(row: &SqliteRow) -> Result<DateTime<Utc>, sqlx::Error> {
+    Ok(time(row.try_get::<Option<i64>, _>(13)?.unwrap_or_default()))
 }
 
 /// As far as it can be read.
@@ -82,12 +89,12 @@ fn text(row: &SqliteRow, column: usize) -> Option<String> {
 /// granted.
 fn read_event(row: &SqliteRow) -> Result<(u32, Event), String> {
     let text = |column: usize| row.try_get::<Option<String>, _>(column).map_err(|error| error.to_string());
-    let bytes = row.try_get::<Option<Vec<u8>>, _>(9).map_err(|error| error.to_string())?;
+    let (payload, payload_bytes) = payload(row).map_err(|error| error.to_string())?;
     let attempts = row.try_get::<u32, _>(15).map_err(|error| error.to_string())?;
-    let created_at = text(13)?.and_then(|created| parse_time(&created)).unwrap_or_default();
+    let created_at = created_at(row).map_err(|error| error.to_string())?;
     let available_at = time(row.try_get(14).map_err(|error| error.to_string())?);
     let occurred_at = match text(12)? {
-        Some(written) => parse_time(&written).ok_or_else(|| format!("occurred_at {written:?} is not a time"))?,
+        Some(written) => occurred_at(row, &written).ok_or_else(|| format!("occurred_at {written:?} is not a time"))?,
         None => created_at,
     };
     let event = Event::builder(text(1)?.unwrap_or_default())
@@ -98,8 +105,8 @@ fn read_event(row: &SqliteRow) -> Result<(u32, Event), String> {
         .source_service(text(5)?)
         .resource_type(text(6)?)
         .operation_type(text(7)?)
-        .text(text(8)?)
-        .bytes(bytes.map(Bytes::from))
+        .text(payload)
+        .bytes(payload_bytes)
         .content_type(text(10)?)
         .headers(read_headers(text(11)?.as_deref())?)
         .occurred_at(occurred_at)
@@ -109,8 +116,18 @@ fn read_event(row: &SqliteRow) -> Result<(u32, Event), String> {
     Ok((attempts, event))
 }
 
-/// RFC 3339, or SQLite's own form, which is in UTC.
-fn parse_time(text: &str) -> Option<DateTime<Utc>> {
-    let rfc3339 = DateTime::parse_from_rfc3339(text).map(|time| time.with_timezone(&Utc));
-    rfc3339.ok().or_else(|| NaiveDateTime::parse_from_str(text, "%Y-%m-%d %H:%M:%S%.f").ok().map(|time| time.and_utc()))
+/// The payload as text or as bytes. The writer chose which by the value and not by the column: many languages store their
+/// bytes as a BLOB also in the column for texts, and what they hold is delivered as it is, UTF-8 or not.
+fn payload(row: &SqliteRow) -> Result<(Option<String>, Option<Bytes>), sqlx::Error> {
+    let value = row.try_get_raw(8)?;
+    let is_blob = !value.is_null() && value.type_info().name() == "BLOB";
+    let bytes: Option<Vec<u8>> = row.try_get(if is_blob { 8 } else { 9 })?;
+    let text = if is_blob { None } else { row.try_get(8)? };
+    Ok((text, bytes.map(Bytes::from)))
+}
+
+/// To the nanosecond where the text is what we write; otherwise as SQLite reads it.
+fn occurred_at(row: &SqliteRow, written: &str) -> Option<DateTime<Utc>> {
+    let rfc3339 = DateTime::parse_from_rfc3339(written).map(|time| time.with_timezone(&Utc));
+    rfc3339.ok().or_else(|| row.try_get::<Option<i64>, _>(AFTER_EVENT - 1).ok().flatten().map(time))
 }
