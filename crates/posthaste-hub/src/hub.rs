@@ -77,12 +77,14 @@ impl Hub {
         database.migrate_hub().await?;
         let lease = settings.outbox.lease;
         let outbox = database.outbox(TableName::default(), Mode::SingleNode).await?;
+        if alone {
+            outbox.void_lease().await?;
+        }
         let outbox = Table::open(outbox, Reader::Channels, lease).await?;
         let log = Log::new(database.clone(), LogOptions { lease, ..LogOptions::default() });
         let letters = Letters::new(database.clone(), lease);
         let registry = Registry::new(database.clone());
         if alone {
-            outbox.store().void_lease().await?;
             log.void_leases().await?;
             letters.void_leases().await?;
         }

@@ -14,6 +14,7 @@ mod lane;
 mod mode;
 mod ownership;
 mod purger;
+mod registration;
 mod releaser;
 mod service;
 mod settings;
@@ -31,12 +32,13 @@ pub use item::OutboxItem;
 pub use lane::STARTED;
 pub use mode::{DeadHead, Mode, Reader};
 pub use purger::Retention;
+pub use registration::{Registration, lease_millis, recorded_lease};
 pub use service::{DeadEvents, Outbox};
 pub use settings::{BadSetting, Settings, Unroutable};
 pub use source::OutboxSource;
 pub use store::{
     Change, Changed, Chosen, DEAD_AFTER_LOSSES, FOUND_AMONG, Leases, MAX_CLAIM_BYTES, Met, OpenError, OutboxStatus,
-    Owner, Pending, Pool, Position, Registration, SUSPECT_GROUP, Store, Taken, Wanted, choose_runs, lease_lost_error,
+    Owner, Pending, Pool, Position, SUSPECT_GROUP, Store, Taken, Wanted, choose_runs, lease_lost_error,
 };
 pub use table::Table;
 pub use table_name::{BadTableName, TableName};

@@ -55,6 +55,16 @@ pub enum DeadHead {
     Skip,
 }
 
+impl DeadHead {
+    /// As the database records it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Block => "block",
+            Self::Skip => "skip",
+        }
+    }
+}
+
 impl Mode {
     /// Ordered, and a dead event blocks its aggregate.
     pub const ORDERED: Self = Self::Ordered(DeadHead::Block);
@@ -66,6 +76,14 @@ impl Mode {
             Self::MultiNode => "multi_node",
             Self::Ordered(_) => "ordered",
             Self::WriterOnly => "writer_only",
+        }
+    }
+
+    /// What becomes of the events behind a dead one, where there is an order.
+    pub fn dead_head(self) -> Option<DeadHead> {
+        match self {
+            Self::Ordered(rule) => Some(rule),
+            Self::SingleNode | Self::MultiNode | Self::WriterOnly => None,
         }
     }
 

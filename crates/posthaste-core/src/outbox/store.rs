@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 
-use super::{Mode, Reader, TableName};
+use super::{Mode, Reader, Registration, TableName};
 use crate::{BoxError, Disposition, Event, Failure, Settled, StoreError, Wakeup};
 
 /// What the payloads of one claim may bring into memory, but for one that is larger alone.
@@ -96,6 +96,34 @@ pub enum OpenError {
         /// The mode that was asked for now.
         asked: &'static str,
     },
+    /// Its table is read with another lease; each process judges by its own whether another's lease has ended.
+    #[error(
+        "outbox table {table} is read with a lease of {recorded:?} and cannot be read with one of {asked:?}: use that \
+         lease in all processes, or stop all that read the table and then set lease_ms to NULL in table {table}_owner, \
+         so that the next start records its own"
+    )]
+    OtherLease {
+        /// The table in question.
+        table: TableName,
+        /// The lease with which it was opened first.
+        recorded: Duration,
+        /// The lease that was asked for now.
+        asked: Duration,
+    },
+    /// Its table is read with another rule for the events behind a dead one.
+    #[error(
+        "outbox table {table} is read with the rule {recorded} for events behind a dead one and cannot be read with the \
+         rule {asked}: use that rule in all processes, or stop all that read the table and then set dead_head to NULL in \
+         table {table}_owner, so that the next start records its own"
+    )]
+    OtherDeadHead {
+        /// The table in question.
+        table: TableName,
+        /// The rule with which it was opened first, as [`DeadHead::word`](super::DeadHead::word) says it.
+        recorded: String,
+        /// The rule that was asked for now.
+        asked: &'static str,
+    },
     /// The database did not do what it was asked.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -128,8 +156,10 @@ pub trait Store: Send + Sync + 'static {
     /// How it is read.
     fn mode(&self) -> Mode;
 
-    /// Records the kind of reader and the mode where nothing is recorded yet, and answers with what is recorded now.
-    async fn register(&self, reader: Reader) -> Result<Registration, StoreError>;
+    /// Records [`Registration::of`] these where nothing is recorded yet, and answers with what is recorded now. A record of
+    /// the same reader and mode that lacks a lease or a rule gets this one's. What is recorded never changes otherwise, so
+    /// processes that start at once are all answered the same.
+    async fn register(&self, reader: Reader, lease: Duration) -> Result<Registration, StoreError>;
 
     /// Single node: makes `owner` the owner for one lease from now, if it is the owner, or there is none, or its lease
     /// has ended. The generation rises with every change of owner.
@@ -271,15 +301,6 @@ impl Changed {
             (false, false) => Settled::LostLease,
         }
     }
-}
-
-/// What a table's readers agreed on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Registration {
-    /// As [`Reader::word`] says it.
-    pub reader: String,
-    /// As [`Mode::word`] says it.
-    pub mode: String,
 }
 
 /// Who owns a table.

@@ -7,7 +7,7 @@ use tokio::sync::Semaphore;
 
 use super::lane::Lane;
 use super::ownership::Ownership;
-use super::{Mode, OpenError, OutboxItem, OutboxSource, Owner, Reader, Registration, Store};
+use super::{Mode, OpenError, OutboxItem, OutboxSource, Owner, Reader, Store};
 use crate::event::next_id;
 use crate::{Event, FaultKind, HotDoor, StoreError, Wakeup, heartbeat};
 
@@ -39,10 +39,8 @@ impl<S: Store> Clone for Table<S> {
 }
 
 impl<S: Store> Table<S> {
-    /// Records the table's kind of reader and its mode, or finds them to be the same as before.
-    ///
-    /// All processes that read a table give the same `lease`: where rows are leased, who claims decides by its own whether
-    /// another's has ended.
+    /// Records the table's kind of reader, its mode with the rule for dead events, and the lease, or finds them to be the
+    /// same as before. Where rows are leased, a process that claims decides by its own lease whether another's has ended.
     pub async fn open(store: S, reader: Reader, lease: Duration) -> Result<Self, OpenError> {
         if reader == Reader::Channels && matches!(store.mode(), Mode::Ordered(_)) {
             return Err(OpenError::Unsuitable {
@@ -51,15 +49,8 @@ impl<S: Store> Table<S> {
                 remedy: "choose another mode".to_owned(),
             });
         }
-        let Registration { reader: recorded, mode } = store.register(reader).await?;
-        let table = store.table().clone();
-        if recorded != reader.word() {
-            return Err(OpenError::OtherReader { table, recorded, asked: reader });
-        }
-        let asked = store.mode().word();
-        if mode != asked {
-            return Err(OpenError::OtherMode { table, recorded: mode, asked });
-        }
+        let recorded = store.register(reader, lease).await?;
+        recorded.check(store.table(), reader, store.mode(), lease)?;
         Ok(Self::new(store, Some(reader), lease))
     }
 

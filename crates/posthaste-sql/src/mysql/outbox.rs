@@ -165,8 +165,8 @@ impl Store for OutboxStore {
         self.mode
     }
 
-    async fn register(&self, reader: Reader) -> Result<Registration, StoreError> {
-        self.register_reader(reader).await.map_err(|error| store_error("open the outbox", error))
+    async fn register(&self, reader: Reader, lease: Duration) -> Result<Registration, StoreError> {
+        self.register_reader(reader, lease).await.map_err(|error| store_error("open the outbox", error))
     }
 
     async fn own(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {

@@ -147,8 +147,8 @@ impl Store for OutboxStore {
         self.0.mode
     }
 
-    async fn register(&self, reader: Reader) -> Result<Registration, StoreError> {
-        self.register_reader(reader).await
+    async fn register(&self, reader: Reader, lease: Duration) -> Result<Registration, StoreError> {
+        self.register_reader(reader, lease).await
     }
 
     async fn own(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
@@ -156,7 +156,7 @@ impl Store for OutboxStore {
     }
 
     async fn disown(&self, owner: &str) -> Result<(), StoreError> {
-        self.end_ownership(Some(owner)).await
+        self.end_ownership(owner).await
     }
 
     async fn begin(&self) -> Result<Transaction, StoreError> {

@@ -3,8 +3,9 @@
 use std::process::{Command, Stdio};
 
 use chrono::Utc;
-use posthaste_core::outbox::{DeadFilter, Mode, OutboxStatus, Store, Upkeep};
+use posthaste_core::outbox::{DeadFilter, Mode, OpenError, OutboxStatus, Reader, Store, Table, Upkeep};
 use posthaste_core::{Disposition, Event, Settled, Source};
+use posthaste_sql::TableName;
 use posthaste_sql::sqlite::Ingested;
 
 use crate::support::{File, LEASE, MODES, event, execute, settle, try_execute};
@@ -21,6 +22,17 @@ async fn a_process_that_is_alone_need_not_wait_for_the_lease_of_a_dead_one() {
     alive.store().void_lease().await.unwrap();
     assert_eq!(source.claim(10).await.unwrap().items.len(), 1);
     assert_eq!(settle(&lost, &held, Disposition::Done).await, Settled::LostLease);
+}
+
+#[tokio::test]
+async fn a_process_that_is_alone_may_have_another_lease_than_its_predecessor() {
+    let file = File::new();
+    file.dispatcher(Mode::SingleNode).await;
+    let store = file.open().await.outbox(TableName::default(), Mode::SingleNode).await.unwrap();
+    let refused = Table::open(store.clone(), Reader::Dispatcher, LEASE / 2).await.err();
+    assert!(matches!(refused, Some(OpenError::OtherLease { .. })));
+    store.void_lease().await.unwrap();
+    Table::open(store, Reader::Dispatcher, LEASE / 2).await.unwrap();
 }
 
 #[tokio::test]

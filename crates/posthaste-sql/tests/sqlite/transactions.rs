@@ -129,7 +129,7 @@ async fn a_transaction_that_is_kept_for_too_long_fails_what_waits_and_nothing_el
     let file = File::new();
     let pool = file.pool().await;
     let store = open(&pool).await;
-    store.register(Reader::Dispatcher).await.unwrap();
+    store.register(Reader::Dispatcher, LEASE).await.unwrap();
     let mut kept = store.begin().await.unwrap();
     let seq = store.insert(&mut kept, &[&event("1", "t", "{}")], Some("lock")).await.unwrap()[0];
     let done = Change { seq, status: OutboxStatus::Done, attempts: None, wait: None, error: None };

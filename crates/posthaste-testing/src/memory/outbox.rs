@@ -44,10 +44,15 @@ impl Store for MemoryOutbox {
         self.mode
     }
 
-    async fn register(&self, reader: Reader) -> Result<Registration, StoreError> {
+    async fn register(&self, reader: Reader, lease: Duration) -> Result<Registration, StoreError> {
         let (mut state, _) = self.statement("register as a reader of")?;
-        let asked = || Registration { reader: reader.word().to_owned(), mode: self.mode.word().to_owned() };
-        Ok(state.table(&self.table).registration.get_or_insert_with(asked).clone())
+        let asked = Registration::of(reader, self.mode, lease);
+        let recorded = state.table(&self.table).registration.get_or_insert_with(|| asked.clone());
+        if recorded.reader == asked.reader && recorded.mode == asked.mode {
+            recorded.lease = recorded.lease.or(asked.lease);
+            recorded.dead_head = recorded.dead_head.take().or(asked.dead_head);
+        }
+        Ok(recorded.clone())
     }
 
     async fn own(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {

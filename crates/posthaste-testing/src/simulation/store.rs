@@ -168,8 +168,8 @@ impl Store for FaultyStore {
         self.store.mode()
     }
 
-    async fn register(&self, reader: Reader) -> Result<Registration, StoreError> {
-        self.store.register(reader).await
+    async fn register(&self, reader: Reader, lease: Duration) -> Result<Registration, StoreError> {
+        self.store.register(reader, lease).await
     }
 
     async fn own(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {

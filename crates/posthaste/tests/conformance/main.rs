@@ -2,6 +2,7 @@
 //! those that have an id, with their tests; the others are what stores, and the processes that share one, owe each other.
 
 mod acceptance;
+mod agreement;
 mod claims;
 mod dead_events;
 mod defects;

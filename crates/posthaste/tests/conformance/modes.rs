@@ -35,7 +35,7 @@ async fn j1_each_mode_delivers_as_it_says<H: Harness>(db: H) {
     ] {
         assert_eq!((mode.leases_rows(), mode.is_hot()), (leases, is_hot));
         let calls = Calls::default();
-        let table = format!("j1_{}_{leases}{is_hot}", mode.word());
+        let table = format!("j1_{}_{}", mode.word(), mode.dead_head().map_or("any", DeadHead::word));
         let outbox = outbox(&db, &calls, |builder| builder.mode(mode).table(table)).await;
         let ids = write(&outbox, &events(3)).await;
         all_done(&outbox, &ids).await;

@@ -55,12 +55,16 @@ CREATE TABLE {table} (
 -- Compared as characters are encoded, so that nothing is folded; and utf8mb4 whatever the database's default is.
 ) ENGINE = InnoDB CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
--- One row: which kind of reader the table has, in which mode, and in single-node mode which process reads it now.
--- There claims are made in that process's memory; the generation fences what an earlier owner still wants to record.
+-- One row: what all processes that read the table agreed on at the first start, and in single-node mode which process reads
+-- it now. There claims are made in that process's memory; the generation fences what an earlier owner still wants to record.
 CREATE TABLE {table}_owner (
     one_row      TINYINT NOT NULL DEFAULT 1 PRIMARY KEY CHECK (one_row = 1),
     reader       VARCHAR(16) NOT NULL CHECK (reader IN ('dispatcher', 'channels')),
     mode         VARCHAR(16) NOT NULL CHECK (mode IN ('single_node', 'multi_node', 'ordered')),
+    -- How long a claim holds, in milliseconds: a start with another lease is refused. NULL: the next start records its own.
+    lease_ms     BIGINT CHECK (lease_ms > 0),
+    -- Ordered mode, what becomes of events behind a dead one: a start with another rule is refused. NULL: as above.
+    dead_head    VARCHAR(16) CHECK (dead_head IN ('block', 'skip')),
     owner        VARCHAR(255),
     generation   BIGINT NOT NULL DEFAULT 0,
     leased_until DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6))

@@ -62,12 +62,16 @@ CREATE INDEX {table}_pending_of_type ON {table} (event_type, available_at, seq) 
 -- Dead events, oldest first.
 CREATE INDEX {table}_dead ON {table} (seq) WHERE status = 3;
 
--- One row: which kind of reader the table has, in which mode, and in single-node mode which process reads it now.
--- There claims are made in that process's memory; the generation fences what an earlier owner still wants to record.
+-- One row: what all processes that read the table agreed on at the first start, and in single-node mode which process reads
+-- it now. There claims are made in that process's memory; the generation fences what an earlier owner still wants to record.
 CREATE TABLE {table}_owner (
     one_row      boolean PRIMARY KEY DEFAULT true CHECK (one_row),
     reader       text NOT NULL CHECK (reader IN ('dispatcher', 'channels')),
     mode         text NOT NULL CHECK (mode IN ('single_node', 'multi_node', 'ordered')),
+    -- How long a claim holds, in milliseconds: a start with another lease is refused. NULL: the next start records its own.
+    lease_ms     bigint CHECK (lease_ms > 0),
+    -- Ordered mode, what becomes of events behind a dead one: a start with another rule is refused. NULL: as above.
+    dead_head    text CHECK (dead_head IN ('block', 'skip')),
     owner        text,
     generation   bigint NOT NULL DEFAULT 0,
     leased_until timestamptz NOT NULL DEFAULT clock_timestamp()

@@ -73,12 +73,16 @@ CREATE INDEX {table}_pending_of_type ON {table} (event_type, due, seq) WHERE sta
 -- Dead events, oldest first.
 CREATE INDEX {table}_dead ON {table} (seq) WHERE status = 3;
 
--- One row: which kind of reader the table has, in which mode, and in single-node mode which process reads it now.
--- There claims are made in that process's memory; the generation fences what an earlier owner still wants to record.
+-- One row: what all processes that read the table agreed on at the first start, and in single-node mode which process reads
+-- it now. There claims are made in that process's memory; the generation fences what an earlier owner still wants to record.
 CREATE TABLE {table}_owner (
     only         INTEGER PRIMARY KEY CHECK (only = 1),
     reader       TEXT NOT NULL CHECK (reader IN ('dispatcher', 'channels')),
     mode         TEXT NOT NULL CHECK (mode IN ('single_node', 'multi_node', 'ordered')),
+    -- How long a claim holds, in milliseconds: a start with another lease is refused. NULL: the next start records its own.
+    lease_ms     INTEGER CHECK (lease_ms > 0),
+    -- Ordered mode, what becomes of events behind a dead one: a start with another rule is refused. NULL: as above.
+    dead_head    TEXT CHECK (dead_head IN ('block', 'skip')),
     owner        TEXT,
     generation   INTEGER NOT NULL DEFAULT 0,
     -- Milliseconds since 1970 of the database's clock.

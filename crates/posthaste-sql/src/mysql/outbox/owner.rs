@@ -1,16 +1,21 @@
 use std::time::Duration;
 
-use posthaste_core::outbox::{Owner, Reader, Registration};
+use posthaste_core::outbox::{DeadHead, Owner, Reader, Registration, lease_millis, recorded_lease};
 use sqlx::Row;
+use sqlx::mysql::MySqlRow;
 
 use super::{BEGIN_OWN, OutboxStore};
 use crate::mysql::clock::{micros, span};
 use crate::session::Failed;
 
-const REGISTER: &str =
-    "INSERT INTO {table}_owner (reader, mode) VALUES (?, ?) ON DUPLICATE KEY UPDATE one_row = one_row";
+/// The first process records everything, a later one what the record lacks. Binds: the reader, the mode, the lease in
+/// milliseconds, the rule for what is behind a dead event.
+const REGISTER: &str = "INSERT INTO {table}_owner (reader, mode, lease_ms, dead_head) VALUES (?, ?, ?, ?)
+     ON DUPLICATE KEY UPDATE
+         lease_ms = IF(reader = VALUES(reader) AND mode = VALUES(mode), COALESCE(lease_ms, VALUES(lease_ms)), lease_ms),
+         dead_head = IF(reader = VALUES(reader) AND mode = VALUES(mode), COALESCE(dead_head, VALUES(dead_head)), dead_head)";
 
-const REGISTERED: &str = "SELECT reader, mode FROM {table}_owner";
+const REGISTERED: &str = "SELECT reader, mode, lease_ms, dead_head FROM {table}_owner";
 
 /// The generation comes first, because assignments may see what is assigned before them. Binds: the owner twice, the
 /// lease in microseconds, the owner, the lease in microseconds.
@@ -28,11 +33,11 @@ const TAKEN: &str =
 const GIVE_UP: &str = "UPDATE {table}_owner SET owner = NULL, leased_until = {now} WHERE owner = ?";
 
 impl OutboxStore {
-    pub(super) async fn register_reader(&self, reader: Reader) -> Result<Registration, sqlx::Error> {
+    pub(super) async fn register_reader(&self, reader: Reader, lease: Duration) -> Result<Registration, sqlx::Error> {
         let register = sqlx::query(self.sql(REGISTER)).bind(reader.word()).bind(self.mode.word());
+        let register = register.bind(lease_millis(lease)).bind(self.mode.dead_head().map(DeadHead::word));
         register.execute(&self.pool).await?;
-        let row = sqlx::query(self.sql(REGISTERED)).fetch_one(&self.pool).await?;
-        Ok(Registration { reader: row.try_get(0)?, mode: row.try_get(1)? })
+        registration(&sqlx::query(self.sql(REGISTERED)).fetch_one(&self.pool).await?)
     }
 
     pub(super) async fn take_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, Failed> {
@@ -53,4 +58,13 @@ impl OutboxStore {
         sqlx::query(self.sql(GIVE_UP)).bind(owner).execute(&mut *work).await?;
         work.commit().await
     }
+}
+
+fn registration(row: &MySqlRow) -> Result<Registration, sqlx::Error> {
+    Ok(Registration {
+        reader: row.try_get(0)?,
+        mode: row.try_get(1)?,
+        lease: row.try_get::<Option<i64>, _>(2)?.map(recorded_lease),
+        dead_head: row.try_get(3)?,
+    })
 }

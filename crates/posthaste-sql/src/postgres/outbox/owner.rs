@@ -1,16 +1,23 @@
 use std::time::Duration;
 
-use posthaste_core::outbox::{Owner, Reader, Registration};
+use posthaste_core::outbox::{DeadHead, Owner, Reader, Registration, lease_millis, recorded_lease};
 use sqlx::Row;
+use sqlx::postgres::PgRow;
 
 use super::OutboxStore;
 use super::settle::CHANGE;
 use crate::postgres::clock::{micros, span};
 use crate::session::Failed;
 
-const REGISTER: &str = "INSERT INTO {table}_owner (reader, mode) VALUES ($1, $2) ON CONFLICT DO NOTHING";
+/// The first process records everything, a later one what the record lacks. Binds: the reader, the mode, the lease in
+/// milliseconds, the rule for what is behind a dead event.
+const REGISTER: &str = "INSERT INTO {table}_owner AS recorded (reader, mode, lease_ms, dead_head) VALUES ($1, $2, $3, $4)
+     ON CONFLICT (one_row) DO UPDATE SET
+         lease_ms = coalesce(recorded.lease_ms, excluded.lease_ms),
+         dead_head = coalesce(recorded.dead_head, excluded.dead_head)
+     WHERE recorded.reader = excluded.reader AND recorded.mode = excluded.mode";
 
-const REGISTERED: &str = "SELECT reader, mode FROM {table}_owner";
+const REGISTERED: &str = "SELECT reader, mode, lease_ms, dead_head FROM {table}_owner";
 
 /// An ownership that ends later than a lease is long was taken before the clock was set back: nobody can tell when it ends,
 /// so it has ended. Binds: the owner, the lease in microseconds.
@@ -26,11 +33,11 @@ const REMAINING: &str = "SELECT (extract(epoch FROM leased_until - {now}) * 1000
 const GIVE_UP: &str = "UPDATE {table}_owner SET owner = NULL, leased_until = {now} WHERE owner = $1";
 
 impl OutboxStore {
-    pub(super) async fn register_reader(&self, reader: Reader) -> Result<Registration, sqlx::Error> {
+    pub(super) async fn register_reader(&self, reader: Reader, lease: Duration) -> Result<Registration, sqlx::Error> {
         let register = sqlx::query(self.sql(REGISTER)).bind(reader.word()).bind(self.mode.word());
+        let register = register.bind(lease_millis(lease)).bind(self.mode.dead_head().map(DeadHead::word));
         register.execute(&self.pool).await?;
-        let row = sqlx::query(self.sql(REGISTERED)).fetch_one(&self.pool).await?;
-        Ok(Registration { reader: row.try_get(0)?, mode: row.try_get(1)? })
+        registration(&sqlx::query(self.sql(REGISTERED)).fetch_one(&self.pool).await?)
     }
 
     pub(super) async fn take_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, Failed> {
@@ -52,4 +59,13 @@ impl OutboxStore {
         sqlx::query(self.sql(GIVE_UP)).bind(owner).execute(&mut *work).await?;
         work.commit().await
     }
+}
+
+fn registration(row: &PgRow) -> Result<Registration, sqlx::Error> {
+    Ok(Registration {
+        reader: row.try_get(0)?,
+        mode: row.try_get(1)?,
+        lease: row.try_get::<Option<i64>, _>(2)?.map(recorded_lease),
+        dead_head: row.try_get(3)?,
+    })
 }

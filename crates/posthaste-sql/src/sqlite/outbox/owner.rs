@@ -2,15 +2,22 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use posthaste_core::StoreError;
-use posthaste_core::outbox::{Owner, Reader, Registration};
+use posthaste_core::outbox::{DeadHead, Owner, Reader, Registration, lease_millis, recorded_lease};
 use sqlx::Row;
+use sqlx::sqlite::SqliteRow;
 
 use super::OutboxStore;
 use crate::sqlite::clock::{millis, span};
 
-const REGISTER: &str = "INSERT INTO {table}_owner (only, reader, mode) VALUES (1, ?, ?) ON CONFLICT DO NOTHING";
+/// The first process records everything, a later one what the record lacks. Binds: the reader, the mode, the lease in
+/// milliseconds, the rule for what is behind a dead event.
+const REGISTER: &str = "INSERT INTO {table}_owner AS recorded (only, reader, mode, lease_ms, dead_head) VALUES (1, ?, ?, ?, ?)
+     ON CONFLICT (only) DO UPDATE SET
+         lease_ms = coalesce(recorded.lease_ms, excluded.lease_ms),
+         dead_head = coalesce(recorded.dead_head, excluded.dead_head)
+     WHERE recorded.reader = excluded.reader AND recorded.mode = excluded.mode";
 
-const REGISTERED: &str = "SELECT reader, mode FROM {table}_owner";
+const REGISTERED: &str = "SELECT reader, mode, lease_ms, dead_head FROM {table}_owner";
 
 /// An ownership that ends later than a lease is long was taken before the clock was set back: nobody can tell when it ends,
 /// so it has ended. Binds: the owner, the lease in milliseconds.
@@ -21,25 +28,32 @@ const TAKE: &str = "UPDATE {table}_owner
 
 const REMAINING: &str = "SELECT leased_until - {now_ms} FROM {table}_owner";
 
-/// Of one owner, or of whoever it is.
-const GIVE_UP: &str = "UPDATE {table}_owner SET owner = NULL, leased_until = 0 WHERE ?1 IS NULL OR owner = ?1";
+const GIVE_UP: &str = "UPDATE {table}_owner SET owner = NULL, leased_until = 0 WHERE owner = ?1";
+
+const VOID: &str = "UPDATE {table}_owner SET owner = NULL, leased_until = 0, lease_ms = NULL";
 
 impl OutboxStore {
-    /// Single node: ends whatever ownership an earlier process left behind. Only for a process that knows itself alone, for
-    /// example because it holds a lock beside the database file, and before it claims.
+    /// Single node: ends whatever ownership an earlier process left behind, and forgets the lease that it recorded. Only for
+    /// a process that knows itself alone, for example because it holds a lock beside the database file, and before it opens
+    /// the table: it may then have another lease than its predecessor.
     pub async fn void_lease(&self) -> Result<(), StoreError> {
-        self.end_ownership(None).await
+        let store = self.clone();
+        let write = self.0.database.write("end the ownership of the outbox", move |connection| {
+            let void = sqlx::query(store.sql(VOID));
+            Box::pin(async move { void.execute(connection).await.map(|_| ()) })
+        });
+        write.await
     }
 
-    pub(super) async fn register_reader(&self, reader: Reader) -> Result<Registration, StoreError> {
+    pub(super) async fn register_reader(&self, reader: Reader, lease: Duration) -> Result<Registration, StoreError> {
         let store = self.clone();
         let write = self.0.database.write("open the outbox", move |connection| {
             let store = store.clone();
             Box::pin(async move {
                 let register = sqlx::query(store.sql(REGISTER)).bind(reader.word()).bind(store.0.mode.word());
+                let register = register.bind(lease_millis(lease)).bind(store.0.mode.dead_head().map(DeadHead::word));
                 register.execute(&mut *connection).await?;
-                let row = sqlx::query(store.sql(REGISTERED)).fetch_one(connection).await?;
-                Ok(Registration { reader: row.try_get(0)?, mode: row.try_get(1)? })
+                registration(&sqlx::query(store.sql(REGISTERED)).fetch_one(connection).await?)
             })
         });
         write.await
@@ -65,8 +79,8 @@ impl OutboxStore {
         Ok(taken)
     }
 
-    pub(super) async fn end_ownership(&self, owner: Option<&str>) -> Result<(), StoreError> {
-        let (store, owner) = (self.clone(), owner.map(str::to_owned));
+    pub(super) async fn end_ownership(&self, owner: &str) -> Result<(), StoreError> {
+        let (store, owner) = (self.clone(), owner.to_owned());
         let write = self.0.database.write("give up the ownership of the outbox", move |connection| {
             let give_up = sqlx::query(store.sql(GIVE_UP)).bind(owner.clone());
             Box::pin(async move { give_up.execute(connection).await.map(|_| ()) })
@@ -78,4 +92,13 @@ impl OutboxStore {
     pub(super) fn last_owner(&self) -> Option<String> {
         self.0.owner.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+}
+
+fn registration(row: &SqliteRow) -> Result<Registration, sqlx::Error> {
+    Ok(Registration {
+        reader: row.try_get(0)?,
+        mode: row.try_get(1)?,
+        lease: row.try_get::<Option<i64>, _>(2)?.map(recorded_lease),
+        dead_head: row.try_get(3)?,
+    })
 }

@@ -116,7 +116,7 @@ pub struct Marks<S> {
 impl<S: Store + Upkeep> Marks<S> {
     pub async fn of<H: Harness<Store = S>>(db: &H) -> Self {
         let store = db.pool().await.open(TableName::default(), Mode::SingleNode).await.unwrap();
-        store.register(Reader::Dispatcher).await.unwrap();
+        store.register(Reader::Dispatcher, LEASE).await.unwrap();
         let Owner::Us { generation } = store.own("me", LEASE).await.unwrap() else { panic!("nobody else is there") };
         Self { store, fence: format!("me:{generation}") }
     }

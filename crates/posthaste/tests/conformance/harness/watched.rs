@@ -103,9 +103,9 @@ impl<S: Store> Store for Watched<S> {
         self.store.mode()
     }
 
-    async fn register(&self, reader: Reader) -> Result<Registration, StoreError> {
+    async fn register(&self, reader: Reader, lease: Duration) -> Result<Registration, StoreError> {
         self.book.note("register", 0)?;
-        self.store.register(reader).await
+        self.store.register(reader, lease).await
     }
 
     async fn own(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
