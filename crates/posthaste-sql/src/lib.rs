@@ -24,6 +24,8 @@ pub mod registry;
 mod session;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+mod table_sql;
 
 pub use database_kind::{DatabaseKind, UnknownDatabase};
 pub use migrations::MigrationText;

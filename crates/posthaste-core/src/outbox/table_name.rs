@@ -13,7 +13,8 @@ pub struct TableName(String);
 pub struct BadTableName(String);
 
 impl TableName {
-    /// A name of 1 to 48 letters, digits and underscores that starts with no digit.
+    /// A name of 1 to 48 letters, digits and underscores that starts with no digit. Words that SQL reserves, such as `order`
+    /// and `user`, are names as good as any: statements quote them. PostgreSQL reads every name in lower case.
     pub fn new(name: impl Into<String>) -> Result<Self, BadTableName> {
         let name = name.into();
         let starts_well = name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_');
@@ -24,9 +25,15 @@ impl TableName {
         }
     }
 
-    /// As it stands in statements.
+    /// As it was given.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+
+    /// The same name without capital letters, for databases that fold names.
+    #[must_use]
+    pub fn to_lowercase(&self) -> Self {
+        Self(self.0.to_ascii_lowercase())
     }
 }
 

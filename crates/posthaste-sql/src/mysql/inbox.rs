@@ -75,6 +75,6 @@ impl Inbox {
     }
 
     fn sql(&self, template: &str) -> AssertSqlSafe<String> {
-        AssertSqlSafe(template.replace("{table}", self.table.as_str()).replace("{now}", NOW))
+        AssertSqlSafe(migrations::fill(template, &self.table).replace("{now}", NOW))
     }
 }

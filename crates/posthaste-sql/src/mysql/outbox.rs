@@ -135,7 +135,7 @@ fn fill(template: &str, table: &TableName, mode: Mode) -> String {
         Mode::Ordered(DeadHead::Skip) => "pending = 1",
         _ => "unfinished = 1",
     };
-    let filled = template.replace("{rows}", ROWS).replace("{table}", table.as_str()).replace("{now}", NOW);
+    let filled = migrations::fill(&template.replace("{rows}", ROWS), table).replace("{now}", NOW);
     filled.replace("{unfinished}", unfinished)
 }
 

@@ -65,6 +65,6 @@ impl Inbox {
     }
 
     fn sql(&self, template: &str) -> AssertSqlSafe<String> {
-        AssertSqlSafe(template.replace("{table}", self.table.as_str()).replace("{now}", super::clock::NOW))
+        AssertSqlSafe(migrations::fill(template, &self.table).replace("{now}", super::clock::NOW))
     }
 }

@@ -2,6 +2,7 @@ use posthaste_core::outbox::{Mode, TableName};
 use sqlx::migrate::Migrator;
 
 use crate::migrations::{MigrationText, Numbered, migration, migrator, texts};
+use crate::table_sql::fill_table;
 
 /// In these, `{table}` stands for the name of the outbox table.
 const OUTBOX: &[Numbered] = &[migration!("postgres", "outbox", "0001_outbox")];
@@ -33,6 +34,8 @@ pub(super) fn inbox(table: &TableName) -> Migrator {
     migrator(INBOX, format!("{table}_migration"), |sql| fill(sql, table))
 }
 
-fn fill(sql: &str, table: &TableName) -> String {
-    sql.replace("{table}", table.as_str())
+/// Fills in the name of a table, in lower case, as PostgreSQL reads a name without quotes: a service and what other programs
+/// write about the table mean the same one, however they spell it.
+pub(super) fn fill(sql: &str, table: &TableName) -> String {
+    fill_table(sql, &table.to_lowercase(), '"')
 }

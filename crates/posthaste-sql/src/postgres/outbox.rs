@@ -84,7 +84,7 @@ impl OutboxStore {
 
     /// What other processes listen for.
     fn channel(&self) -> String {
-        format!("posthaste_{}", self.table)
+        format!("posthaste_{}", self.table.to_lowercase())
     }
 }
 
@@ -95,7 +95,7 @@ fn fill(template: &str, table: &TableName, mode: Mode) -> String {
         Mode::Ordered(DeadHead::Skip) => ("status IN (0, 2)", "status NOT IN (1, 3)"),
         _ => ("status <> 1", "status <> 1"),
     };
-    let sql = template.replace("{table}", table.as_str()).replace("{now}", NOW);
+    let sql = migrations::fill(template, table).replace("{now}", NOW);
     sql.replace("{unfinished}", unfinished).replace("{standing}", standing)
 }
 

@@ -70,6 +70,6 @@ impl Inbox {
     }
 
     fn sql(&self, template: &str) -> AssertSqlSafe<String> {
-        AssertSqlSafe(template.replace("{table}", self.table.as_str()).replace("{now_ms}", NOW_MS))
+        AssertSqlSafe(migrations::fill(template, &self.table).replace("{now_ms}", NOW_MS))
     }
 }

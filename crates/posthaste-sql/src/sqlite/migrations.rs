@@ -2,6 +2,7 @@ use posthaste_core::outbox::{Mode, TableName};
 use sqlx::migrate::Migrator;
 
 use crate::migrations::{MigrationText, Numbered, migration, migrator, texts};
+use crate::table_sql::fill_table;
 
 /// In these, `{table}` stands for the name of the outbox table.
 const OUTBOX: &[Numbered] = &[migration!("sqlite", "outbox", "0001_outbox")];
@@ -44,6 +45,7 @@ pub(super) fn hub() -> Migrator {
     migrator(HUB, "posthaste_migration".to_owned(), str::to_owned)
 }
 
-fn fill(sql: &str, table: &TableName) -> String {
-    sql.replace("{table}", table.as_str())
+/// Fills in the name of a table.
+pub(super) fn fill(sql: &str, table: &TableName) -> String {
+    fill_table(sql, table, '"')
 }

@@ -125,7 +125,7 @@ pub(super) fn fill(template: &str, table: &TableName, mode: Mode) -> String {
         Mode::Ordered(DeadHead::Skip) => "status <> 1 AND status IN (0, 2)",
         _ => "status <> 1",
     };
-    let template = template.replace("{table}", table.as_str()).replace("{unfinished}", unfinished);
+    let template = migrations::fill(template, table).replace("{unfinished}", unfinished);
     template.replace("{now_ms}", NOW_MS).replace("{now}", NOW_TEXT)
 }
 

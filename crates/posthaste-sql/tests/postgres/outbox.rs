@@ -76,3 +76,16 @@ async fn times_that_nobody_can_read_are_refused_at_the_door() {
         assert!(sqlx::raw_sql(insert).execute(&postgres.pool).await.is_err(), "{insert}");
     }
 }
+
+/// PostgreSQL reads a name without quotes in lower case: two services that spell it in two ways share the table.
+#[tokio::test]
+async fn capital_letters_in_the_name_of_a_table_do_not_matter() {
+    let postgres = Postgres::start().await;
+    let open = |name: &str| {
+        open(postgres.pool.clone(), TableName::new(name).unwrap(), Reader::Dispatcher, Mode::MultiNode)
+    };
+    let (one, other) = (open("Order").await.unwrap(), open("order").await.unwrap());
+    postgres.write(&one, &[&event("1", "t", "{}")]).await;
+    assert_eq!(other.dispatcher_source().claim(10).await.unwrap().items.len(), 1);
+    assert_eq!(postgres.ask::<i64>("SELECT count(*) FROM \"order\"").await, 1);
+}

@@ -10,6 +10,7 @@ use crate::harness::{DAY, Database, Harness, MySql, Postgres, Sqlite, on_every_d
 on_every_database! {
     an_event_has_its_effect_once_for_each_listener,
     what_is_old_is_forgotten_in_batches,
+    a_word_that_sql_reserves_names_an_inbox,
 }
 
 /// A database with an inbox.
@@ -17,7 +18,11 @@ on_every_database! {
 trait Receiver: Database {
     type Inbox: Send + Sync;
 
-    async fn inbox(&self) -> Self::Inbox;
+    async fn inbox(&self) -> Self::Inbox {
+        self.inbox_named("inbox_event").await
+    }
+
+    async fn inbox_named(&self, table: &str) -> Self::Inbox;
 
     async fn first_time(inbox: &Self::Inbox, transaction: &mut Self::Plain, listener: &str, event_id: &str) -> bool;
 
@@ -35,8 +40,8 @@ macro_rules! receiver {
         impl Receiver for $harness {
             type Inbox = $inbox;
 
-            async fn inbox(&self) -> $inbox {
-                <$inbox>::open(self.pool().await, TableName::new("inbox_event").unwrap()).await.unwrap()
+            async fn inbox_named(&self, table: &str) -> $inbox {
+                <$inbox>::open(self.pool().await, TableName::new(table).unwrap()).await.unwrap()
             }
 
             async fn first_time(inbox: &$inbox, transaction: &mut Self::Plain, listener: &str, event_id: &str) -> bool {
@@ -101,4 +106,14 @@ async fn what_is_old_is_forgotten_in_batches<H: Receiver>(db: H) {
     assert_eq!(H::purge(&inbox, 7 * DAY, 3).await, 3);
     assert_eq!(H::purge(&inbox, 7 * DAY, 3).await, 2);
     assert_eq!(db.texts("SELECT event_id FROM inbox_event").await, ["young"]);
+}
+
+async fn a_word_that_sql_reserves_names_an_inbox<H: Receiver>(db: H) {
+    let inbox = db.inbox_named("table").await;
+    for is_first in [true, false] {
+        let mut transaction = H::begin_plain(&db.pool().await).await;
+        assert_eq!(H::first_time(&inbox, &mut transaction, "l", "1").await, is_first);
+        H::commit_plain(transaction).await;
+    }
+    assert_eq!(H::purge(&inbox, DAY, 10).await, 0);
 }

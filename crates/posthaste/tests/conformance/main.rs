@@ -18,6 +18,7 @@ mod laws;
 mod leases;
 mod metrics;
 mod modes;
+mod names;
 mod order;
 mod parts;
 mod poller;
