@@ -104,6 +104,12 @@ pub enum EventError {
         /// When it occurred.
         occurred_at: DateTime<Utc>,
     },
+    #[error("{field} contains the character U+0000, which not every database keeps in a text: remove it")]
+    /// One of its short texts contains U+0000; payloads and headers may.
+    Nul {
+        /// The field in question.
+        field: &'static str,
+    },
     #[error("payload cannot be written as JSON: {0}")]
     /// Its payload is no JSON; with the reason.
     Json(String),
@@ -376,6 +382,7 @@ impl EventBuilder {
             return Err(EventError::PayloadTooLarge(payload.as_bytes().len()));
         }
         self.check_headers()?;
+        self.check_fields()?;
         let occurred_at = self.occurred_at.unwrap_or_else(Utc::now);
         self.check_delay(occurred_at)?;
         let id = match self.id.take() {
@@ -384,6 +391,26 @@ impl EventBuilder {
             Some(id) => return Err(EventError::BadId(id.chars().take(MAX_EVENT_ID + 1).collect())),
         };
         Ok(Event { fields: self, id, payload, occurred_at })
+    }
+
+    /// The short texts, which databases keep in columns of their own.
+    fn check_fields(&self) -> Result<(), EventError> {
+        let fields = [
+            ("event_type", Some(&self.event_type)),
+            ("aggregate_type", Some(&self.aggregate_type)),
+            ("aggregate_id", self.aggregate_id.as_ref()),
+            ("tenant_id", self.tenant_id.as_ref()),
+            ("source_service", self.source_service.as_ref()),
+            ("resource_type", self.resource_type.as_ref()),
+            ("operation_type", self.operation_type.as_ref()),
+            ("content_type", self.content_type.as_ref()),
+        ];
+        for (field, text) in fields.into_iter().filter_map(|(field, text)| Some((field, text?))) {
+            if text.contains('\0') {
+                return Err(EventError::Nul { field });
+            }
+        }
+        Ok(())
     }
 
     fn check_headers(&self) -> Result<(), EventError> {

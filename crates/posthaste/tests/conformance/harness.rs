@@ -48,8 +48,6 @@ pub trait Harness: Sized + Send + Sync + 'static {
 
     /// How fine the times are that it keeps.
     const TICK: TimeDelta = TimeDelta::microseconds(1);
-    /// Whether a text may hold U+0000.
-    const KEEPS_NUL: bool = true;
     /// The modes in which a claim does not wait for a transaction that writes.
     const CLAIMS_BESIDE_A_WRITER: &'static [Mode] = &MODES;
 

@@ -27,6 +27,7 @@ mod robustness;
 mod starved;
 mod store;
 mod table;
+mod texts;
 mod transactions;
 mod upkeep;
 mod writer;

@@ -16,6 +16,9 @@ CREATE TABLE {table} (
     -- Text is kept verbatim, so it is neither json nor jsonb; binary payloads have a column of their own.
     payload        text,
     payload_bytes  bytea,
+    -- True where payload_bytes holds a text in UTF-8 with the character U+0000, which no text of PostgreSQL can hold: it is
+    -- delivered as text.
+    payload_is_text boolean,
     content_type   text,
     -- A JSON object of texts, in the order in which its writer gave them.
     headers        text,

@@ -9,14 +9,17 @@ use crate::postgres::clock::{micros, storable};
 /// Numbers are given in the order of the arrays, which is that of the events.
 const INSERT: &str = "INSERT INTO {table} (event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service,
          resource_type, operation_type, payload, payload_bytes, content_type, headers, occurred_at, created_at,
-         available_at, locked_by, locked_at)
+         available_at, locked_by, locked_at, payload_is_text)
      SELECT event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service, resource_type, operation_type,
          payload, payload_bytes, content_type, headers, occurred_at, {now},
-         coalesce(until, {now} + wait * interval '1 microsecond'), $16, CASE WHEN $16 IS NOT NULL THEN {now} END
+         coalesce(until, {now} + wait * interval '1 microsecond'), $16, CASE WHEN $16 IS NOT NULL THEN {now} END,
+         payload_is_text
      FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
-             $9::text[], $10::bytea[], $11::text[], $12::text[], $13::timestamptz[], $14::timestamptz[], $15::bigint[])
+             $9::text[], $10::bytea[], $11::text[], $12::text[], $13::timestamptz[], $14::timestamptz[], $15::bigint[],
+             $17::boolean[])
          WITH ORDINALITY AS event (event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service,
-             resource_type, operation_type, payload, payload_bytes, content_type, headers, occurred_at, until, wait, place)
+             resource_type, operation_type, payload, payload_bytes, content_type, headers, occurred_at, until, wait,
+             payload_is_text, place)
      ORDER BY place
      RETURNING seq";
 
@@ -24,9 +27,9 @@ const INSERT: &str = "INSERT INTO {table} (event_id, event_type, aggregate_type,
 const INSERT_ONE: &str =
     "INSERT INTO {table} (event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service,
          resource_type, operation_type, payload, payload_bytes, content_type, headers, occurred_at, created_at,
-         available_at, locked_by, locked_at)
+         available_at, locked_by, locked_at, payload_is_text)
      VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, {now},
-         coalesce($14, {now} + $15 * interval '1 microsecond'), $16, CASE WHEN $16 IS NOT NULL THEN {now} END)
+         coalesce($14, {now} + $15 * interval '1 microsecond'), $16, CASE WHEN $16 IS NOT NULL THEN {now} END, $17)
      RETURNING seq";
 
 impl OutboxStore {
@@ -68,7 +71,8 @@ impl OutboxStore {
             .bind(storable(event.occurred_at()))
             .bind(until(event))
             .bind(wait(event))
-            .bind(lock);
+            .bind(lock)
+            .bind(is_text_in_bytes(event.payload()));
         insert.fetch_one(connection).await?.try_get(0)
     }
 
@@ -97,13 +101,14 @@ impl OutboxStore {
             .bind(column(events, |event| storable(event.occurred_at())))
             .bind(column(events, until))
             .bind(column(events, wait))
-            .bind(lock);
+            .bind(lock)
+            .bind(column(events, |event| is_text_in_bytes(event.payload())));
         let rows = insert.fetch_all(connection).await?;
         rows.iter().map(|row| row.try_get(0)).collect()
     }
 }
 
-/// No text of PostgreSQL holds the character U+0000: a payload with it is kept, and read, as bytes.
+/// No text of PostgreSQL holds the character U+0000: a payload with it is kept as bytes, and marked as a text.
 fn text_of(payload: &Payload) -> Option<&str> {
     match payload {
         Payload::Text(text) if !text.contains('\0') => Some(text),
@@ -115,6 +120,14 @@ fn bytes_of(payload: &Payload) -> Option<&[u8]> {
     match text_of(payload) {
         Some(_) => None,
         None => Some(payload.as_bytes()),
+    }
+}
+
+/// `None` in the usual case, which costs a row nothing.
+fn is_text_in_bytes(payload: &Payload) -> Option<bool> {
+    match payload {
+        Payload::Text(text) if text.contains('\0') => Some(true),
+        Payload::Text(_) | Payload::Bytes(_) => None,
     }
 }
 

@@ -12,9 +12,9 @@ use crate::outbox::{delayed_until, key_of, read_headers};
 /// What [`read_event`] reads, from column 0.
 pub(super) const EVENT_COLUMNS: &str = "event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service, \
      resource_type, operation_type, payload, payload_bytes, content_type, headers, occurred_at, created_at, \
-     available_at, attempts, seq";
+     available_at, attempts, seq, payload_is_text";
 /// The columns behind those of the event.
-const AFTER_EVENT: usize = 17;
+const AFTER_EVENT: usize = 18;
 
 /// What [`due`] reads behind them. No payload is read for its length, also where it lies apart.
 pub(super) const DUE_COLUMNS: &str =
@@ -74,7 +74,7 @@ pub(super) fn row(row: &PgRow) -> Result<OutboxRow, sqlx::Error> {
 fn read_event(row: &PgRow) -> Result<(u32, Event), String> {
     let text = |column: usize| row.try_get::<Option<String>, _>(column).map_err(|error| error.to_string());
     let time = |column: usize| row.try_get::<Option<DateTime<Utc>>, _>(column).map_err(|error| error.to_string());
-    let bytes = row.try_get::<Option<Vec<u8>>, _>(9).map_err(|error| error.to_string())?;
+    let (payload, payload_bytes) = payload(row)?;
     let attempts = row.try_get::<i32, _>(15).map_err(|error| error.to_string())?;
     let attempts = u32::try_from(attempts).map_err(|_| format!("attempts {attempts} is negative"))?;
     let (created_at, available_at) = (time(13)?.unwrap_or_default(), time(14)?.unwrap_or_default());
@@ -87,8 +87,8 @@ fn read_event(row: &PgRow) -> Result<(u32, Event), String> {
         .source_service(text(5)?)
         .resource_type(text(6)?)
         .operation_type(text(7)?)
-        .text(text(8)?)
-        .bytes(bytes.map(Bytes::from))
+        .text(payload)
+        .bytes(payload_bytes)
         .content_type(text(10)?)
         .headers(read_headers(text(11)?.as_deref())?)
         .occurred_at(occurred_at)
@@ -96,4 +96,18 @@ fn read_event(row: &PgRow) -> Result<(u32, Event), String> {
         .build()
         .map_err(|error| error.to_string())?;
     Ok((attempts, event))
+}
+
+/// The payload as text or as bytes. A text that no text of PostgreSQL can hold lies among the bytes, and says so.
+fn payload(row: &PgRow) -> Result<(Option<String>, Option<Bytes>), String> {
+    let text: Option<String> = row.try_get(8).map_err(|error| error.to_string())?;
+    let bytes: Option<Vec<u8>> = row.try_get(9).map_err(|error| error.to_string())?;
+    let is_text: Option<bool> = row.try_get(AFTER_EVENT - 1).map_err(|error| error.to_string())?;
+    match (text, bytes) {
+        (None, Some(bytes)) if is_text == Some(true) => {
+            let text = String::from_utf8(bytes).map_err(|error| format!("payload_bytes is no text: {error}"))?;
+            Ok((Some(text), None))
+        }
+        (text, bytes) => Ok((text, bytes.map(Bytes::from))),
+    }
 }

@@ -19,8 +19,6 @@ impl Harness for Postgres {
     type Pool = PgPool;
     type Plain = Transaction<'static, sqlx::Postgres>;
 
-    const KEEPS_NUL: bool = false;
-
     async fn start() -> Self {
         let url = servers::postgres().await;
         let outsider = PgPoolOptions::new().max_connections(1).connect(&url).await.unwrap();
