@@ -264,6 +264,16 @@ fn field_of(error: &EventError) -> &'static str {
         EventError::BadId(_) => "eventId",
         EventError::TwoDelays | EventError::ZeroDelay => "deliverAfter",
         EventError::AvailableBeforeOccurred { .. } => "availableAt",
+        EventError::TooLong { field, .. } | EventError::Nul { field } => match *field {
+            "event_type" => "eventType",
+            "aggregate_type" => "aggregateType",
+            "aggregate_id" => "aggregateId",
+            "tenant_id" => "tenantId",
+            "source_service" => "sourceService",
+            "resource_type" => "resourceType",
+            "operation_type" => "operationType",
+            _ => "contentType",
+        },
         _ => "payload",
     }
 }

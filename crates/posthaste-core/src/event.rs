@@ -17,6 +17,9 @@ pub const MAX_PAYLOAD: usize = 1_048_576;
 pub const MAX_HEADERS: usize = 65_536;
 /// The longest event id, in characters.
 pub const MAX_EVENT_ID: usize = 128;
+/// The longest event type, aggregate type, aggregate id, tenant id, source service, resource type, operation type and content
+/// type, in characters: what every database can keep in a column and, where it has to, in an index.
+pub const MAX_FIELD: usize = 255;
 
 /// Something that happened, as its writer described it. Immutable once built.
 #[derive(Clone, PartialEq)]
@@ -104,6 +107,16 @@ pub enum EventError {
         /// When it occurred.
         occurred_at: DateTime<Utc>,
     },
+    #[error(
+        "{field} has {length} characters, more than {MAX_FIELD}: give a shorter one, or move data into the payload"
+    )]
+    /// One of its short texts is too long.
+    TooLong {
+        /// The field in question.
+        field: &'static str,
+        /// How many characters it has.
+        length: usize,
+    },
     #[error("{field} contains the character U+0000, which not every database keeps in a text: remove it")]
     /// One of its short texts contains U+0000; payloads and headers may.
     Nul {
@@ -116,7 +129,7 @@ pub enum EventError {
 }
 
 impl Event {
-    /// Begins an event of this type.
+    /// Begins an event of this type, which has 1 to [`MAX_FIELD`] characters.
     pub fn builder(event_type: impl Into<String>) -> EventBuilder {
         EventBuilder {
             event_type: event_type.into(),
@@ -314,23 +327,23 @@ macro_rules! optional_setters {
 
 impl EventBuilder {
     optional_setters! {
-        /// The caller's own id; a new ULID where there is none.
+        /// The caller's own id, at most [`MAX_EVENT_ID`] characters of `A-Z a-z 0-9 . _ : -`; a new ULID where there is none.
         id: String,
-        /// Which thing it is about; see also [`aggregate`](Self::aggregate).
+        /// Which thing it is about; see also [`aggregate`](Self::aggregate). At most [`MAX_FIELD`] characters.
         aggregate_id: String,
-        /// Whose it is, where there are several customers.
+        /// Whose it is, where there are several customers. At most [`MAX_FIELD`] characters.
         tenant_id: String,
-        /// Which service it comes from.
+        /// Which service it comes from. At most [`MAX_FIELD`] characters.
         source_service: String,
-        /// The kind of resource that it is about, for the hub.
+        /// The kind of resource that it is about, for the hub. At most [`MAX_FIELD`] characters.
         resource_type: String,
-        /// What was done to the resource, for the hub.
+        /// What was done to the resource, for the hub. At most [`MAX_FIELD`] characters.
         operation_type: String,
-        /// What the payload is written in, such as `application/json`.
+        /// What the payload is written in, such as `application/json`. At most [`MAX_FIELD`] characters.
         content_type: String,
-        /// The payload, as text.
+        /// The payload, as text. At most [`MAX_PAYLOAD`] bytes.
         text: String,
-        /// The payload, as bytes.
+        /// The payload, as bytes. At most [`MAX_PAYLOAD`] of them.
         bytes: Bytes,
         /// When it happened; now where nothing is said.
         occurred_at: DateTime<Utc>,
@@ -341,20 +354,21 @@ impl EventBuilder {
     }
 
     #[must_use]
-    /// The kind of thing that it is about; see also [`aggregate`](Self::aggregate).
+    /// The kind of thing that it is about; see also [`aggregate`](Self::aggregate). At most [`MAX_FIELD`] characters.
     pub fn aggregate_type(mut self, aggregate_type: impl Into<String>) -> Self {
         self.aggregate_type = aggregate_type.into();
         self
     }
 
-    /// What the event is about: events of one aggregate can be delivered in order.
+    /// What the event is about: events of one aggregate can be delivered in order. Type and id have at most [`MAX_FIELD`]
+    /// characters each.
     #[must_use]
     pub fn aggregate(self, aggregate_type: impl Into<String>, aggregate_id: impl ToString) -> Self {
         self.aggregate_type(aggregate_type).aggregate_id(aggregate_id.to_string())
     }
 
     #[must_use]
-    /// Adds a header.
+    /// Adds a header. The names and values of all of them have at most [`MAX_HEADERS`] bytes.
     pub fn header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.headers.push((name.into(), value.into()));
         self
@@ -406,6 +420,11 @@ impl EventBuilder {
             ("content_type", self.content_type.as_ref()),
         ];
         for (field, text) in fields.into_iter().filter_map(|(field, text)| Some((field, text?))) {
+            // No text has more characters than bytes.
+            let length = if text.len() <= MAX_FIELD { text.len() } else { text.chars().count() };
+            if length > MAX_FIELD {
+                return Err(EventError::TooLong { field, length });
+            }
             if text.contains('\0') {
                 return Err(EventError::Nul { field });
             }

@@ -27,8 +27,8 @@ pub mod outbox;
 pub use bus_source::{BusItem, BusSource, BusSourceOptions, Decoded};
 pub use error::{BoxError, FaultKind, StoreError};
 pub use event::{
-    Delay, Event, EventBuilder, EventError, GLOBAL_AGGREGATE, IntoEvent, MAX_EVENT_ID, MAX_HEADERS, MAX_PAYLOAD,
-    Payload,
+    Delay, Event, EventBuilder, EventError, GLOBAL_AGGREGATE, IntoEvent, MAX_EVENT_ID, MAX_FIELD, MAX_HEADERS,
+    MAX_PAYLOAD, Payload,
 };
 pub use listeners::{Interceptor, ListenerSink, Listeners, RegistrationError};
 pub use log_limit::LogLimit;

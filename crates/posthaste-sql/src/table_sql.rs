@@ -14,7 +14,8 @@ mod tests {
     #[test]
     fn a_name_is_quoted_where_it_stands_alone() {
         let table = TableName::new("order").unwrap();
-        let template = "SELECT 1 FROM {table} AS item INDEXED BY {table}_key WHERE {table}.seq = (SELECT 1 FROM {table}_owner)";
+        let template =
+            "SELECT 1 FROM {table} AS item INDEXED BY {table}_key WHERE {table}.seq = (SELECT 1 FROM {table}_owner)";
         assert_eq!(
             fill_table(template, &table, '"'),
             "SELECT 1 FROM \"order\" AS item INDEXED BY order_key WHERE \"order\".seq = (SELECT 1 FROM order_owner)"

@@ -47,8 +47,8 @@ pub use posthaste_core::outbox::{
 };
 pub use posthaste_core::{
     BoxError, Delay, Event, EventBuilder, EventError, Failure, FailureClass, FaultKind, GLOBAL_AGGREGATE, Interceptor,
-    IntoEvent, Listeners, MAX_EVENT_ID, MAX_HEADERS, MAX_PAYLOAD, Outcome, Payload, RegistrationError, RetryPolicy,
-    StoreError, TRACEPARENT, TraceContext,
+    IntoEvent, Listeners, MAX_EVENT_ID, MAX_FIELD, MAX_HEADERS, MAX_PAYLOAD, Outcome, Payload, RegistrationError,
+    RetryPolicy, StoreError, TRACEPARENT, TraceContext,
 };
 pub use posthaste_sql::{DatabaseKind, MigrationText, UnknownDatabase};
 

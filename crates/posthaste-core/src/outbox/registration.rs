@@ -27,7 +27,13 @@ impl Registration {
     }
 
     /// Refuses a process that asks for anything else than what is recorded.
-    pub(super) fn check(&self, table: &TableName, reader: Reader, mode: Mode, lease: Duration) -> Result<(), OpenError> {
+    pub(super) fn check(
+        &self,
+        table: &TableName,
+        reader: Reader,
+        mode: Mode,
+        lease: Duration,
+    ) -> Result<(), OpenError> {
         let table = || table.clone();
         if self.reader != reader.word() {
             return Err(OpenError::OtherReader { table: table(), recorded: self.reader.clone(), asked: reader });

@@ -6,7 +6,7 @@ use posthaste_core::outbox::{
     Change, Changed, DeadFilter, DeadHead, InTransaction, Leases, Mode, Notes, OpenError, OutboxRow, Owner, Pool,
     Purge, Reader, Registration, Store, TableName, Taken, Upkeep, Wanted,
 };
-use posthaste_core::{Event, FaultKind, StoreError, Wakeup};
+use posthaste_core::{Event, StoreError, Wakeup};
 use sqlx::migrate::Migrator;
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, MySqlPool, Transaction};
 
@@ -197,9 +197,7 @@ impl Store for OutboxStore {
         events: &[&Event],
         lock: Option<&str>,
     ) -> Result<Vec<i64>, StoreError> {
-        const DOING: &str = "write to the outbox";
-        insert::check(events).map_err(|error| StoreError::new(DOING, FaultKind::Lasting, error))?;
-        self.insert_all(connection, events, lock).await.map_err(|error| store_error(DOING, error))
+        self.insert_all(connection, events, lock).await.map_err(|error| store_error("write to the outbox", error))
     }
 
     async fn surviving(&self, connection: &mut MySqlConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {

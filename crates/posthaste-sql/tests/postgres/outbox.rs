@@ -6,6 +6,7 @@ use bytes::Bytes;
 use posthaste_core::outbox::{Mode, Reader};
 use posthaste_core::{Event, Payload, Source};
 use posthaste_sql::TableName;
+use sqlx::AssertSqlSafe;
 
 use crate::support::{LEASE, MODES, Postgres, event, open};
 
@@ -82,11 +83,26 @@ async fn times_that_nobody_can_read_are_refused_at_the_door() {
 #[tokio::test]
 async fn capital_letters_in_the_name_of_a_table_do_not_matter() {
     let postgres = Postgres::start().await;
-    let open = |name: &str| {
-        open(postgres.pool.clone(), TableName::new(name).unwrap(), Reader::Dispatcher, Mode::MultiNode)
-    };
+    let open =
+        |name: &str| open(postgres.pool.clone(), TableName::new(name).unwrap(), Reader::Dispatcher, Mode::MultiNode);
     let (one, other) = (open("Order").await.unwrap(), open("order").await.unwrap());
     postgres.write(&one, &[&event("1", "t", "{}")]).await;
     assert_eq!(other.dispatcher_source().claim(10).await.unwrap().items.len(), 1);
     assert_eq!(postgres.ask::<i64>("SELECT count(*) FROM \"order\"").await, 1);
+}
+
+#[tokio::test]
+async fn a_name_that_is_too_long_is_refused_at_the_door() {
+    let postgres = Postgres::start().await;
+    postgres.dispatcher(Mode::SingleNode).await;
+    for column in ["event_type", "aggregate_type", "aggregate_id", "tenant_id", "source_service", "content_type"] {
+        let rest = if column == "event_type" { "" } else { ", event_type" };
+        let value = if column == "event_type" { "" } else { ", 't'" };
+        let insert = |length: usize| {
+            format!("INSERT INTO outbox_event (payload, {column}{rest}) VALUES ('', repeat('é', {length}){value})")
+        };
+        sqlx::raw_sql(AssertSqlSafe(insert(255))).execute(&postgres.pool).await.unwrap();
+        let refused = sqlx::raw_sql(AssertSqlSafe(insert(256))).execute(&postgres.pool).await.unwrap_err();
+        assert!(refused.to_string().contains("outbox_event_lengths"), "{refused}");
+    }
 }

@@ -184,3 +184,20 @@ async fn times_that_nobody_can_read_are_refused_at_the_door() {
     }
     assert_eq!(file.ask::<i64>("SELECT count(*) FROM outbox_event").await, 0);
 }
+
+#[tokio::test]
+async fn a_name_that_is_too_long_is_refused_at_the_door() {
+    let file = File::new();
+    file.dispatcher(Mode::SingleNode).await;
+    for column in ["event_type", "aggregate_type", "aggregate_id", "tenant_id", "source_service", "content_type"] {
+        let rest = if column == "event_type" { "" } else { ", event_type" };
+        let value = if column == "event_type" { "" } else { ", 't'" };
+        let sql = |length: usize| {
+            let long = "é".repeat(length);
+            format!("INSERT INTO outbox_event (payload, {column}{rest}) VALUES ('', '{long}'{value})")
+        };
+        insert(&file, &sql(255));
+        let refused = sqlite3(&file, &sql(256));
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("outbox_event_lengths"), "{column}: {refused:?}");
+    }
+}

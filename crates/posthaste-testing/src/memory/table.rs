@@ -47,8 +47,9 @@ pub(crate) struct Row {
 
 impl Row {
     pub(super) fn new(seq: i64, event: &Event, lock: Option<&str>, now: i64) -> Self {
-        // A character that no sane name has keeps ("a:b", "c") and ("a", "b:c") apart.
-        let key = event.aggregate_id().map(|id| Arc::from(format!("{}\u{1f}{id}", event.aggregate_type())));
+        // The length tells where the type ends, whatever characters there are.
+        let aggregate_type = event.aggregate_type();
+        let key = event.aggregate_id().map(|id| format!("{}:{aggregate_type}:{id}", aggregate_type.len()).into());
         let available_at = match event.delay() {
             Delay::None => now,
             Delay::Until(at) => at.timestamp_micros(),

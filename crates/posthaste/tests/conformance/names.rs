@@ -17,7 +17,8 @@ async fn words_that_sql_reserves_are_names_of_tables<H: Harness>(db: H) {
     {
         let calls = Calls::default();
         let listeners = calls.listeners().on("bad", |_| async { Err(Failure::permanent("no", "never")) }).unwrap();
-        let purge = Retention { done: Some(Duration::ZERO), interval: Duration::from_millis(20), ..Retention::default() };
+        let purge =
+            Retention { done: Some(Duration::ZERO), interval: Duration::from_millis(20), ..Retention::default() };
         let builder = Outbox::new(db.pool().await).listeners(listeners).mode(mode).table(name);
         let outbox = builder.start().await.unwrap();
         let mut ids = write(&outbox, &[event_of("1"), event_of("1")]).await;
@@ -34,7 +35,8 @@ async fn words_that_sql_reserves_are_names_of_tables<H: Harness>(db: H) {
         assert!(outbox.dead().discard(&dead[0]).await.unwrap());
         outbox.close().await;
 
-        let purger = Outbox::new(db.pool().await).mode(Mode::WriterOnly).table(name).purge(purge).start().await.unwrap();
+        let purger =
+            Outbox::new(db.pool().await).mode(Mode::WriterOnly).table(name).purge(purge).start().await.unwrap();
         until("everything that is done is purged", async || {
             let mut found = 0;
             for id in &ids {

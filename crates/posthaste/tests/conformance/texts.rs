@@ -1,12 +1,16 @@
 //! Texts that not every database keeps as they are, on every way that an event can go.
 
 use bytes::Bytes;
-use posthaste::{Event, EventError, Mode, Payload};
+use posthaste::{Event, EventBuilder, EventError, MAX_EVENT_ID, MAX_FIELD, Mode, Payload};
+use posthaste_core::{Disposition, Settled};
 
-use crate::harness::{Calls, Harness, all_done, on_every_store, outbox, write, write_plain};
+use crate::harness::{
+    Calls, Harness, all_done, claim, dispatcher, on_every_store, outbox, settle, write, write_plain, write_to,
+};
 
 on_every_store! {
     a_text_with_the_character_zero_is_a_text_on_every_way,
+    the_longest_names_are_kept_in_every_mode,
 }
 
 /// By the hot path, by the table, and when it is replayed, whatever the mode.
@@ -36,22 +40,66 @@ async fn a_text_with_the_character_zero_is_a_text_on_every_way<H: Harness>(db: H
     }
 }
 
+/// An event with this text in every short field, one after the other, and the name of the field.
+fn with_each_field(text: &str) -> [(&'static str, EventBuilder); 8] {
+    let (event, text) = (|| Event::text("t", "{}"), || text.to_owned());
+    [
+        ("event_type", Event::text(text(), "{}")),
+        ("aggregate_type", event().aggregate_type(text())),
+        ("aggregate_id", event().aggregate_id(text())),
+        ("tenant_id", event().tenant_id(text())),
+        ("source_service", event().source_service(text())),
+        ("resource_type", event().resource_type(text())),
+        ("operation_type", event().operation_type(text())),
+        ("content_type", event().content_type(text())),
+    ]
+}
+
+/// The character that takes the most bytes, in all fields at once: also the widest index has room for it.
+async fn the_longest_names_are_kept_in_every_mode<H: Harness>(db: H) {
+    drop(db);
+    let longest = "\u{1f600}".repeat(MAX_FIELD);
+    for mode in [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED] {
+        let db = H::start().await;
+        let table = dispatcher(&db, mode).await;
+        let event = Event::text(longest.clone(), "{}")
+            .id("x".repeat(MAX_EVENT_ID))
+            .aggregate(longest.clone(), longest.clone())
+            .tenant_id(longest.clone())
+            .source_service(longest.clone())
+            .resource_type(longest.clone())
+            .operation_type(longest.clone())
+            .content_type(longest.clone())
+            .build()
+            .unwrap();
+        write_to(&table, std::slice::from_ref(&event)).await;
+        let source = table.dispatcher_source();
+        let claimed = claim(&source, 1).await;
+        let read = &claimed[0].item.event;
+        assert_eq!((read.id(), read.event_type()), (event.id(), event.event_type()), "{mode:?}");
+        assert_eq!((read.aggregate_type(), read.aggregate_id()), (event.aggregate_type(), event.aggregate_id()));
+        assert_eq!((read.tenant_id(), read.source_service()), (event.tenant_id(), event.source_service()));
+        assert_eq!((read.resource_type(), read.operation_type()), (event.resource_type(), event.operation_type()));
+        assert_eq!(read.content_type(), event.content_type());
+        assert_eq!(settle(&source, &claimed[0], Disposition::Done).await, Settled::Applied);
+    }
+}
+
 #[test]
 fn the_character_zero_is_refused_in_every_short_text() {
-    let bad = || "a\0b".to_owned();
-    let event = || Event::text("t", "{}");
-    for (field, event) in [
-        ("event_type", Event::text(bad(), "{}")),
-        ("aggregate_type", event().aggregate_type(bad())),
-        ("aggregate_id", event().aggregate_id(bad())),
-        ("tenant_id", event().tenant_id(bad())),
-        ("source_service", event().source_service(bad())),
-        ("resource_type", event().resource_type(bad())),
-        ("operation_type", event().operation_type(bad())),
-        ("content_type", event().content_type(bad())),
-    ] {
+    for (field, event) in with_each_field("a\0b") {
         let error = event.build().unwrap_err();
         assert_eq!(error, EventError::Nul { field });
         assert!(error.to_string().contains("U+0000"), "{error}");
     }
+}
+
+#[test]
+fn a_name_that_is_too_long_is_refused_when_the_event_is_built() {
+    for (field, event) in with_each_field(&"é".repeat(10_000)) {
+        let error = event.build().unwrap_err();
+        assert_eq!(error, EventError::TooLong { field, length: 10_000 });
+        assert!(error.to_string().contains(field) && error.to_string().contains("255"), "{error}");
+    }
+    assert!(with_each_field(&"é".repeat(MAX_FIELD)).into_iter().all(|(_, event)| event.build().is_ok()));
 }

@@ -40,6 +40,16 @@ CREATE TABLE {table} (
     -- Ordered mode: waits for an unfinished row of its aggregate before it, so claims need not look at it.
     parked         boolean NOT NULL DEFAULT false,
     CHECK ((payload IS NULL) <> (payload_bytes IS NULL)),
+    -- As long as our own events may be: an index of every database can hold them.
+    CONSTRAINT {table}_lengths CHECK (
+        length(event_type) <= 255
+        AND length(aggregate_type) <= 255
+        AND length(aggregate_id) <= 255
+        AND length(tenant_id) <= 255
+        AND length(source_service) <= 255
+        AND length(resource_type) <= 255
+        AND length(operation_type) <= 255
+        AND length(content_type) <= 255),
     -- Readers in most languages know no infinity and no year above 9999: better refused here than unreadable there.
     CHECK (available_at >= '0001-01-01 00:00:00+00' AND available_at < '10000-01-01 00:00:00+00'),
     CHECK (created_at >= '0001-01-01 00:00:00+00' AND created_at < '10000-01-01 00:00:00+00'),

@@ -47,6 +47,16 @@ CREATE TABLE {table} (
     payload        TEXT,
     payload_bytes  BLOB,
     CHECK ((payload IS NULL) <> (payload_bytes IS NULL)),
+    -- As long as our own events may be: an index of every database can hold them.
+    CONSTRAINT {table}_lengths CHECK (
+        length(event_type) <= 255
+        AND length(aggregate_type) <= 255
+        AND length(aggregate_id) <= 255
+        AND length(tenant_id) <= 255
+        AND length(source_service) <= 255
+        AND length(resource_type) <= 255
+        AND length(operation_type) <= 255
+        AND length(content_type) <= 255),
     -- What nobody could read as a time is refused, and not taken for now or for never. The years are 1 to 9999.
     CONSTRAINT {table}_available_at CHECK (
         typeof(available_at) = 'text' AND coalesce(due BETWEEN -62135596800000 AND 253402300799999, 0)),

@@ -5,7 +5,7 @@ use sqlx::{MySqlConnection, Row};
 
 use super::OutboxStore;
 use crate::mysql::clock::{micros, storable};
-use crate::mysql::faults::{TooLong, number};
+use crate::mysql::faults::number;
 use crate::outbox::{chunks, write_headers};
 
 /// Numbers are given in the order of the rows.
@@ -37,26 +37,6 @@ pub(super) async fn is_in_transaction(connection: &mut MySqlConnection) -> Resul
         Err(error) if number(&error) == Some(NO_SUCH_SAVEPOINT) => Ok(false),
         Err(error) => Err(error),
     }
-}
-
-/// Whether there is a text that its column cannot hold.
-pub(super) fn check(events: &[&Event]) -> Result<(), TooLong> {
-    const LONGEST: usize = 255;
-    for event in events {
-        TooLong::check("event_type", event.event_type(), LONGEST)?;
-        TooLong::check("aggregate_type", event.aggregate_type(), LONGEST)?;
-        for (column, text) in [
-            ("aggregate_id", event.aggregate_id()),
-            ("tenant_id", event.tenant_id()),
-            ("source_service", event.source_service()),
-            ("resource_type", event.resource_type()),
-            ("operation_type", event.operation_type()),
-            ("content_type", event.content_type()),
-        ] {
-            TooLong::check(column, text.unwrap_or_default(), LONGEST)?;
-        }
-    }
-    Ok(())
 }
 
 /// Binds of each row: the columns up to `occurred_at`, the delay if it has one, the lock if there is one.

@@ -11,7 +11,8 @@ use crate::session::Failed;
 
 /// The first process records everything, a later one what the record lacks. Binds: the reader, the mode, the lease in
 /// milliseconds, the rule for what is behind a dead event.
-const REGISTER: &str = "INSERT INTO {table}_owner AS recorded (reader, mode, lease_ms, dead_head) VALUES ($1, $2, $3, $4)
+const REGISTER: &str =
+    "INSERT INTO {table}_owner AS recorded (reader, mode, lease_ms, dead_head) VALUES ($1, $2, $3, $4)
      ON CONFLICT (one_row) DO UPDATE SET
          lease_ms = coalesce(recorded.lease_ms, excluded.lease_ms),
          dead_head = coalesce(recorded.dead_head, excluded.dead_head)

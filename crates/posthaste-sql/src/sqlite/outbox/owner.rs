@@ -11,7 +11,8 @@ use crate::sqlite::clock::{millis, span};
 
 /// The first process records everything, a later one what the record lacks. Binds: the reader, the mode, the lease in
 /// milliseconds, the rule for what is behind a dead event.
-const REGISTER: &str = "INSERT INTO {table}_owner AS recorded (only, reader, mode, lease_ms, dead_head) VALUES (1, ?, ?, ?, ?)
+const REGISTER: &str =
+    "INSERT INTO {table}_owner AS recorded (only, reader, mode, lease_ms, dead_head) VALUES (1, ?, ?, ?, ?)
      ON CONFLICT (only) DO UPDATE SET
          lease_ms = coalesce(recorded.lease_ms, excluded.lease_ms),
          dead_head = coalesce(recorded.dead_head, excluded.dead_head)
