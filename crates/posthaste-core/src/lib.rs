@@ -12,6 +12,7 @@ mod event;
 pub mod heartbeat;
 mod listeners;
 mod log_limit;
+mod millis;
 mod outcome;
 mod progress;
 mod relay;

@@ -2,17 +2,20 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Disposition, FailureClass, Outcome};
+use crate::{Disposition, FailureClass, Outcome, millis};
 
-/// How long to wait before the next attempt, and when to give up. Data, so that a config file can spell it.
+/// How long to wait before the next attempt, and when to give up. Data, so that a config file can spell it; there all times are
+/// milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum RetryPolicy {
     /// `min(max, base * 2^(n-1))`, spread by a factor in `[0.5, 1.5)` and capped at `max` again.
     Exponential {
         /// The delay after the first failure.
+        #[serde(with = "millis")]
         base: Duration,
         /// The longest delay.
+        #[serde(with = "millis")]
         max: Duration,
         /// `None`: never given up.
         max_attempts: Option<u32>,
@@ -20,6 +23,7 @@ pub enum RetryPolicy {
     /// The same delay each time, without spread.
     Fixed {
         /// The delay after each failure.
+        #[serde(with = "millis")]
         interval: Duration,
         /// `None`: never given up.
         max_attempts: Option<u32>,

@@ -39,7 +39,8 @@ macro_rules! migration {
 }
 pub(crate) use migration;
 
-/// One migration, to be read by a person or run by another tool.
+/// One migration, to be read by a person or run by another tool. Both ways also write the history, so that a process that
+/// starts later finds what was run and need not be allowed to run anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MigrationText {
     /// Its number and what it is about.
@@ -50,17 +51,68 @@ pub struct MigrationText {
     pub down: String,
 }
 
+/// The history of a set of migrations, in the words of one database.
+pub(crate) struct History {
+    /// The name of its table.
+    pub(crate) table: String,
+    /// The types of a time with its default and of bytes, as sqlx makes the table.
+    pub(crate) time: &'static str,
+    pub(crate) bytes: &'static str,
+    /// Before and after the digits of bytes in hexadecimal.
+    pub(crate) hex: (&'static str, &'static str),
+}
+
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
-pub(crate) fn texts(numbered: &[Numbered], fill: impl Fn(&str) -> String) -> Vec<MigrationText> {
-    numbered.iter().map(|(name, up, down)| MigrationText { name, up: fill(up), down: fill(down) }).collect()
+pub(crate) fn texts(numbered: &[Numbered], history: &History, fill: impl Fn(&str) -> String) -> Vec<MigrationText> {
+    let migrator = migrator(numbered, history.table.clone(), &fill);
+    let text = |(name, up, down): &Numbered| {
+        let version = version_of(name).0;
+        let is_up = |migration: &&Migration| {
+            migration.version == version && migration.migration_type == MigrationType::ReversibleUp
+        };
+        let recorded = migrator.iter().find(is_up).map(|up| history.record(up)).unwrap_or_default();
+        let forgotten = format!("\nDELETE FROM {} WHERE version = {version};\n", history.table);
+        MigrationText { name, up: fill(up) + &recorded, down: fill(down) + &forgotten }
+    };
+    numbered.iter().map(text).collect()
+}
+
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+impl History {
+    /// Records a migration as sqlx does when it runs one.
+    fn record(&self, migration: &Migration) -> String {
+        let Self { table, time, bytes, hex: (before, after) } = self;
+        let (version, description) = (migration.version, &migration.description);
+        let checksum: String = migration.checksum.iter().map(|byte| format!("{byte:02x}")).collect();
+        format!(
+            "
+-- The history, by which a process finds at its start that there is nothing left to run.
+CREATE TABLE IF NOT EXISTS {table} (
+    version        BIGINT PRIMARY KEY,
+    description    TEXT NOT NULL,
+    installed_on   {time},
+    success        BOOLEAN NOT NULL,
+    checksum       {bytes} NOT NULL,
+    execution_time BIGINT NOT NULL
+);
+INSERT INTO {table} (version, description, success, checksum, execution_time)
+VALUES ({version}, '{description}', TRUE, {before}{checksum}{after}, -1);
+"
+        )
+    }
+}
+
+/// The number in the name of a migration, and what it is about.
+fn version_of(name: &'static str) -> (i64, &'static str) {
+    let (version, description) = name.split_once('_').unwrap_or((name, ""));
+    (version.parse().unwrap_or(0), description)
 }
 
 /// A history table of our own: the service whose database this is may keep its migrations with sqlx, too.
 pub(crate) fn migrator(numbered: &[Numbered], history: String, fill: impl Fn(&str) -> String) -> Migrator {
     let mut migrations = Vec::new();
     for (name, up, down) in numbered {
-        let (version, description) = name.split_once('_').unwrap_or((name, ""));
-        let version = version.parse().unwrap_or(0);
+        let (version, description) = version_of(name);
         for (kind, sql) in [(MigrationType::ReversibleUp, up), (MigrationType::ReversibleDown, down)] {
             let sql = AssertSqlSafe(fill(sql)).into_sql_str();
             migrations.push(Migration::new(version, Cow::Owned(description.to_owned()), kind, sql, false));

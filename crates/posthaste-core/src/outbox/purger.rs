@@ -4,22 +4,22 @@ use serde::{Deserialize, Serialize};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use super::settings::{BadSetting, millis, optional_millis};
+use super::settings::BadSetting;
 use super::{Purge, Upkeep};
-use crate::StoreError;
+use crate::{StoreError, millis};
 
 /// When rows are deleted. Pending rows never are, but for `everything`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Retention {
     /// How long delivered events are kept. Default: 7 days.
-    #[serde(with = "optional_millis")]
+    #[serde(with = "millis::optional")]
     pub done: Option<Duration>,
     /// How long dead events are kept. Default: for ever, because an operator may still want them.
-    #[serde(with = "optional_millis")]
+    #[serde(with = "millis::optional")]
     pub dead: Option<Duration>,
     /// How long any event is kept, wherever it stands: for tables that another tool reads. Default: for ever.
-    #[serde(with = "optional_millis")]
+    #[serde(with = "millis::optional")]
     pub everything: Option<Duration>,
     /// How many rows are deleted in one transaction. Default: 500.
     pub batch_size: usize,

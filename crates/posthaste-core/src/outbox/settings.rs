@@ -3,14 +3,15 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{Mode, Retention, TableName};
-use crate::{OnStop, RelayOptions, RetryPolicy};
+use crate::{OnStop, RelayOptions, RetryPolicy, millis};
 
 /// How often an idle table is asked where other processes tell what they do, and where they cannot: another process that
 /// stops, or starts to write, is to be noticed within a second.
 const TOLD: Duration = Duration::from_secs(5);
 const UNTOLD: Duration = Duration::from_millis(500);
 
-/// How an outbox runs. Data, so that a service can keep it in its own config file; what is absent has the default.
+/// How an outbox runs. Data, so that a service can keep it in its own config file; there all times are milliseconds, and what
+/// is absent has the default.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
@@ -29,7 +30,7 @@ pub struct Settings {
     pub batch_size: usize,
     /// How often an idle table is asked without a wake-up. Default: 5 s where the database tells what other processes do,
     /// as PostgreSQL can, else half a second.
-    #[serde(with = "optional_millis")]
+    #[serde(with = "millis::optional")]
     pub poll_interval: Option<Duration>,
     /// Rows younger than this are left alone when the table is asked. Default: 0.
     #[serde(with = "millis")]
@@ -195,35 +196,5 @@ impl Settings {
             metrics_prefix: self.metrics_prefix.clone(),
             ..RelayOptions::default()
         }
-    }
-}
-
-/// Durations as milliseconds, which every config format can spell.
-pub(super) mod millis {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub fn serialize<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u64(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        u64::deserialize(deserializer).map(Duration::from_millis)
-    }
-}
-
-/// The same, where there may be none.
-pub(super) mod optional_millis {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-
-    pub fn serialize<S: Serializer>(time: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
-        time.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)).serialize(serializer)
-    }
-
-    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
-        Ok(Option::<u64>::deserialize(deserializer)?.map(Duration::from_millis))
     }
 }

@@ -1,7 +1,7 @@
 use posthaste_core::outbox::{Mode, TableName};
 use sqlx::migrate::Migrator;
 
-use crate::migrations::{MigrationText, Numbered, migration, migrator, texts};
+use crate::migrations::{History, MigrationText, Numbered, migration, migrator, texts};
 use crate::table_sql::fill_table;
 
 /// In these, `{table}` stands for the name of the outbox table.
@@ -10,23 +10,37 @@ const ORDERED: &[Numbered] = &[migration!("postgres", "ordered", "0001_ordered")
 
 const INBOX: &[Numbered] = &[migration!("postgres", "inbox", "0001_inbox")];
 
-/// What makes an outbox table of this name for this mode, to be read or to be run by whoever may create tables.
+/// What makes an outbox table of this name for this mode, to be read or to be run by a user who may create tables. Where it was
+/// run, a process starts with rights to read and write the tables and no others.
 pub fn migrations(table: &TableName, mode: Mode) -> Vec<MigrationText> {
-    let mut all = texts(OUTBOX, |sql| fill(sql, table));
+    let mut all = texts(OUTBOX, &history(outbox_history(table)), |sql| fill(sql, table));
     if matches!(mode, Mode::Ordered(_)) {
-        all.extend(texts(ORDERED, |sql| fill(sql, table)));
+        all.extend(texts(ORDERED, &history(ordered_history(table)), |sql| fill(sql, table)));
     }
     all
 }
 
+/// As sqlx makes it.
+fn history(table: String) -> History {
+    History { table, time: "TIMESTAMPTZ NOT NULL DEFAULT now()", bytes: "BYTEA", hex: ("'\\x", "'") }
+}
+
+fn outbox_history(table: &TableName) -> String {
+    format!("{table}_migration")
+}
+
+fn ordered_history(table: &TableName) -> String {
+    format!("{table}_ordered")
+}
+
 /// Each outbox table has its own history, because a database may hold several.
 pub(super) fn outbox(table: &TableName) -> Migrator {
-    migrator(OUTBOX, format!("{table}_migration"), |sql| fill(sql, table))
+    migrator(OUTBOX, outbox_history(table), |sql| fill(sql, table))
 }
 
 /// What ordered mode needs besides.
 pub(super) fn ordered(table: &TableName) -> Migrator {
-    migrator(ORDERED, format!("{table}_ordered"), |sql| fill(sql, table))
+    migrator(ORDERED, ordered_history(table), |sql| fill(sql, table))
 }
 
 /// A receiver's inbox.

@@ -1,3 +1,4 @@
+use posthaste_core::Source;
 use posthaste_core::outbox::{Mode, OpenError, Reader, Upkeep};
 use posthaste_sql::TableName;
 use posthaste_sql::mysql::migrations;
@@ -75,4 +76,33 @@ async fn a_schema_from_the_future_is_refused() {
     let refused = open(mysql.pool.clone(), table, Reader::Dispatcher, Mode::SingleNode).await;
     let error = refused.err().unwrap();
     assert!(matches!(error, OpenError::NewerSchema { found: 9998, known: 1, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn who_runs_the_printed_migrations_need_not_run_anything_else() {
+    let mysql = MySql::start().await;
+    for migration in migrations(&TableName::default(), Mode::ORDERED) {
+        sqlx::raw_sql(AssertSqlSafe(migration.up)).execute(&mysql.pool).await.unwrap();
+    }
+    let (server, database) = mysql.url.rsplit_once('/').unwrap();
+    let mut rights = "CREATE USER service_on_printed_tables;".to_owned();
+    for (right, table) in [
+        ("SELECT, INSERT, UPDATE, DELETE", "outbox_event"),
+        ("SELECT, INSERT, UPDATE, DELETE", "outbox_event_owner"),
+        ("SELECT", "outbox_event_migration"),
+        ("SELECT", "outbox_event_ordered"),
+    ] {
+        rights += &format!("GRANT {right} ON {database}.{table} TO service_on_printed_tables;");
+    }
+    sqlx::raw_sql(AssertSqlSafe(rights)).execute(&mysql.pool).await.unwrap();
+    let server = server.replace("root@", "service_on_printed_tables@");
+    let pool = sqlx::MySqlPool::connect(&format!("{server}/{database}")).await.unwrap();
+    let outbox = open(pool, TableName::default(), Reader::Dispatcher, Mode::ORDERED).await.unwrap();
+    mysql.write(&outbox, &[&event("1", "t", "{}")]).await;
+    assert_eq!(outbox.dispatcher_source().claim(10).await.unwrap().items.len(), 1);
+    // Had it been run from here, the history would say the same.
+    let printed = mysql.ask::<String>("SELECT HEX(checksum) FROM outbox_event_migration").await;
+    mysql.execute("DROP TABLE outbox_event, outbox_event_owner, outbox_event_migration, outbox_event_ordered").await;
+    mysql.dispatcher(Mode::ORDERED).await;
+    assert_eq!(mysql.ask::<String>("SELECT HEX(checksum) FROM outbox_event_migration").await, printed);
 }

@@ -1,3 +1,4 @@
+use posthaste_core::Source;
 use posthaste_core::outbox::{Mode, OpenError, Reader, Upkeep};
 use posthaste_sql::TableName;
 use posthaste_sql::postgres::migrations;
@@ -76,4 +77,29 @@ async fn a_schema_from_the_future_is_refused() {
     let refused = open(postgres.pool.clone(), table, Reader::Dispatcher, Mode::SingleNode).await;
     let error = refused.err().unwrap();
     assert!(matches!(error, OpenError::NewerSchema { found: 9998, known: 1, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn who_runs_the_printed_migrations_need_not_run_anything_else() {
+    let postgres = Postgres::start().await;
+    for migration in migrations(&TableName::default(), Mode::ORDERED) {
+        sqlx::raw_sql(AssertSqlSafe(migration.up)).execute(&postgres.pool).await.unwrap();
+    }
+    postgres
+        .execute(
+            "CREATE ROLE service_on_printed_tables LOGIN;
+             REVOKE CREATE ON SCHEMA public FROM PUBLIC;
+             GRANT SELECT, INSERT, UPDATE, DELETE ON outbox_event, outbox_event_owner TO service_on_printed_tables;
+             GRANT SELECT ON outbox_event_migration, outbox_event_ordered TO service_on_printed_tables",
+        )
+        .await;
+    let pool = sqlx::PgPool::connect(&postgres.url.replace("postgres@", "service_on_printed_tables@")).await.unwrap();
+    let outbox = open(pool, TableName::default(), Reader::Dispatcher, Mode::ORDERED).await.unwrap();
+    postgres.write(&outbox, &[&event("1", "t", "{}")]).await;
+    assert_eq!(outbox.dispatcher_source().claim(10).await.unwrap().items.len(), 1);
+    // Had it been run from here, the history would say the same.
+    let printed = postgres.ask::<String>("SELECT encode(checksum, 'hex') FROM outbox_event_migration").await;
+    postgres.execute("DROP TABLE outbox_event, outbox_event_owner, outbox_event_migration, outbox_event_ordered").await;
+    postgres.dispatcher(Mode::ORDERED).await;
+    assert_eq!(postgres.ask::<String>("SELECT encode(checksum, 'hex') FROM outbox_event_migration").await, printed);
 }

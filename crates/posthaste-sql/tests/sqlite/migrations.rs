@@ -75,3 +75,19 @@ async fn a_schema_from_the_future_is_refused() {
     let outbox = database.outbox(TableName::default(), Mode::SingleNode).await.err().unwrap();
     assert!(matches!(outbox, outbox::OpenError::NewerSchema { found: 9998, known: 1, .. }), "{outbox}");
 }
+
+#[tokio::test]
+async fn who_runs_the_printed_migrations_need_not_run_anything_else() {
+    let (printed, opened) = (File::new(), File::new());
+    let pool = printed.pool().await;
+    for migration in migrations(&TableName::default(), Mode::ORDERED) {
+        sqlx::raw_sql(AssertSqlSafe(migration.up)).execute(&pool).await.unwrap();
+    }
+    for file in [&printed, &opened] {
+        let outbox = file.dispatcher(Mode::ORDERED).await;
+        outbox.store().ingest(vec![event("1", "t", "{}")]).await.unwrap();
+        assert!(outbox.store().find("1").await.unwrap().is_some());
+    }
+    let history = "SELECT group_concat(version || description || hex(checksum)) FROM outbox_event_migration";
+    assert_eq!(printed.ask::<String>(history).await, opened.ask::<String>(history).await);
+}

@@ -61,13 +61,18 @@ fn p2_settings_have_keys_and_defaults() {
     assert_eq!((unroutable, purge, metrics_prefix.as_str()), (Unroutable::Dead, None, "posthaste"));
     let all = r#"{"table": "t", "mode": {"ordered": "skip"}, "workers": 1, "hot_queue": 2, "cold_queue": 3,
         "batch_size": 4, "poll_interval": 5, "skip_recent": 6, "lease": 7000, "drain": 8,
-        "retry": {"kind": "fixed", "interval": {"secs": 9, "nanos": 0}, "max_attempts": 3},
+        "retry": {"kind": "fixed", "interval": 9, "max_attempts": 3},
         "unroutable": {"leave": {"grace": 10}},
         "purge": {"done": 11, "dead": 12, "everything": 13, "batch_size": 14, "interval": 15}, "metrics_prefix": "p"}"#;
     let all: Settings = serde_json::from_str(all).unwrap();
     let again: Settings = serde_json::from_str(&serde_json::to_string(&all).unwrap()).unwrap();
     assert_eq!(again, all);
     assert_eq!((all.skip_recent, all.lease), (Duration::from_millis(6), Duration::from_secs(7)));
+    let interval = Duration::from_millis(9);
+    assert_eq!(all.retry, RetryPolicy::Fixed { interval, max_attempts: Some(3) });
+    let spelt = r#"{"kind": "exponential", "base": 100, "max": 2000}"#;
+    let (base, max) = (Duration::from_millis(100), Duration::from_secs(2));
+    assert_eq!(RetryPolicy::Exponential { base, max, max_attempts: None }, serde_json::from_str(spelt).unwrap());
     assert_eq!(all.unroutable, Unroutable::Leave { grace: Duration::from_millis(10) });
     assert_eq!(all.purge.unwrap().dead, Some(Duration::from_millis(12)));
     assert!(serde_json::from_str::<Settings>(r#"{"polling": 5}"#).is_err(), "a key that is misspelt is told");
