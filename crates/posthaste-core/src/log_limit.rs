@@ -5,12 +5,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// How many keys are told apart; all others share one limit, so that the memory stays bounded.
-const MAX_KEYS: usize = 1_000;
+const MAX_KEYS: usize = 4_096;
 
-/// Keeps a failure that repeats itself from flooding the log: so many lines a second for each key, and with the next one
-/// that is let through, how many were left out.
+/// Keeps a failure that repeats itself from flooding the log: so many lines for each key in a window of time, and with the
+/// next one that is let through, how many were left out.
 pub struct LogLimit {
-    lines_a_second: u32,
+    lines: u32,
+    window: Duration,
     keys: Mutex<HashMap<String, Window>>,
 }
 
@@ -21,26 +22,29 @@ struct Window {
 }
 
 impl LogLimit {
-    /// At most so many lines a second for each key.
-    pub fn new(lines_a_second: u32) -> Self {
-        Self { lines_a_second, keys: Mutex::default() }
+    /// At most so many lines for each key in this time.
+    pub fn new(lines: u32, window: Duration) -> Self {
+        Self { lines, window, keys: Mutex::default() }
     }
 
     /// `Some` if a line may be written, with how many were left out since the last one.
     pub fn allows(&self, key: &str) -> Option<u64> {
         let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = if keys.contains_key(key) || keys.len() < MAX_KEYS { key } else { "" };
         let now = Instant::now();
-        let window = keys.entry(key.to_owned()).or_insert(Window { began: now, lines: 0, suppressed: 0 });
-        if now.duration_since(window.began) >= Duration::from_secs(1) {
-            *window = Window { began: now, lines: 0, suppressed: window.suppressed };
+        if keys.len() >= MAX_KEYS && !keys.contains_key(key) {
+            keys.retain(|_, of_key| now.duration_since(of_key.began) < self.window);
         }
-        if window.lines >= self.lines_a_second {
-            window.suppressed += 1;
+        let key = if keys.len() >= MAX_KEYS && !keys.contains_key(key) { "" } else { key };
+        let of_key = keys.entry(key.to_owned()).or_insert(Window { began: now, lines: 0, suppressed: 0 });
+        if now.duration_since(of_key.began) >= self.window {
+            (of_key.began, of_key.lines) = (now, 0);
+        }
+        if of_key.lines >= self.lines {
+            of_key.suppressed += 1;
             return None;
         }
-        window.lines += 1;
-        Some(std::mem::take(&mut window.suppressed))
+        of_key.lines += 1;
+        Some(std::mem::take(&mut of_key.suppressed))
     }
 }
 
@@ -49,8 +53,8 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn so_many_lines_a_second_for_each_key() {
-        let limit = LogLimit::new(2);
+    async fn so_many_lines_in_a_window_for_each_key() {
+        let limit = LogLimit::new(2, Duration::from_secs(1));
         let lines = |key: &str, times: usize| (0..times).filter_map(|_| limit.allows(key)).collect::<Vec<_>>();
         assert_eq!(lines("a", 5), [0, 0]);
         assert_eq!(lines("b", 1), [0], "another key has lines of its own");
@@ -60,8 +64,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_number_of_keys_is_bounded() {
-        let limit = LogLimit::new(1);
-        let lines = (0..5_000).filter(|key| limit.allows(&key.to_string()).is_some()).count();
-        assert_eq!(lines, MAX_KEYS + 1);
+        let limit = LogLimit::new(1, Duration::from_secs(1));
+        let lines = (0..10_000).filter(|key| limit.allows(&key.to_string()).is_some()).count();
+        assert_eq!(lines, MAX_KEYS + 1, "those that are too many share one limit");
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(limit.allows("late"), Some(0), "keys that were not heard of for a while make room");
     }
 }

@@ -3,21 +3,16 @@
 //! Neither the payload nor what the endpoint answered is logged: an answer may repeat the payload.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use posthaste_api::proto::{EventHubEvent, OutboxEvent};
 use posthaste_core::outbox::OutboxItem;
-use posthaste_core::{BusItem, Claimed, Disposition, Failure};
+use posthaste_core::{BusItem, Claimed, Disposition, Failure, LogLimit};
 use posthaste_sql::letters::Letter;
-use tokio::time::Instant;
 
 /// How many lines one endpoint may cause of each level in this time.
 const LINES: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(10);
-/// How many endpoints are told apart. The others share one allowance.
-const MANY: usize = 4_096;
 
 /// What the log says of an item.
 pub(crate) trait Described: Send + Sync + 'static {
@@ -36,10 +31,15 @@ pub(crate) trait Described: Send + Sync + 'static {
 }
 
 /// Writes the lines, and holds back what one endpoint would write too many of.
-#[derive(Default)]
 pub(crate) struct AttemptLog {
-    warnings: Throttle,
-    errors: Throttle,
+    warnings: LogLimit,
+    errors: LogLimit,
+}
+
+impl Default for AttemptLog {
+    fn default() -> Self {
+        Self { warnings: LogLimit::new(LINES, WINDOW), errors: LogLimit::new(LINES, WINDOW) }
+    }
 }
 
 impl AttemptLog {
@@ -59,7 +59,7 @@ impl AttemptLog {
         };
         match disposition {
             Disposition::Retry { failure: Some(failure), .. } => {
-                if let Some(suppressed) = self.warnings.admit(key, Instant::now()) {
+                if let Some(suppressed) = self.warnings.allows(key) {
                     let Line { event_id, event_type, subscription, attempt, reason, suppressed } =
                         line(failure, suppressed);
                     tracing::warn!(
@@ -75,7 +75,7 @@ impl AttemptLog {
                 }
             }
             Disposition::Dead(failure) => {
-                if let Some(suppressed) = self.errors.admit(key, Instant::now()) {
+                if let Some(suppressed) = self.errors.allows(key) {
                     let Line { event_id, event_type, subscription, attempt, reason, suppressed } =
                         line(failure, suppressed);
                     tracing::error!(
@@ -112,45 +112,6 @@ fn reason(failure: &Failure) -> String {
         _ => failure.message.as_str().into(),
     };
     format!("{}: {message}", failure.code)
-}
-
-/// Lets a few lines through for each key, and counts the others.
-#[derive(Default)]
-struct Throttle(Mutex<HashMap<String, Allowance>>);
-
-struct Allowance {
-    since: Instant,
-    written: u32,
-    suppressed: u64,
-}
-
-impl Throttle {
-    /// `None` where the line is one too many; otherwise how many were held back since the last one.
-    fn admit(&self, key: &str, now: Instant) -> Option<u64> {
-        let mut allowances = self.lock();
-        if allowances.len() >= MANY && !allowances.contains_key(key) {
-            allowances.retain(|_, allowance| now - allowance.since < WINDOW);
-        }
-        let key = if allowances.len() >= MANY && !allowances.contains_key(key) { "" } else { key };
-        let new = || Allowance { since: now, written: 0, suppressed: 0 };
-        let allowance = match allowances.get_mut(key) {
-            Some(allowance) => allowance,
-            None => allowances.entry(key.to_owned()).or_insert_with(new),
-        };
-        if now - allowance.since >= WINDOW {
-            (allowance.since, allowance.written) = (now, 0);
-        }
-        if allowance.written >= LINES {
-            allowance.suppressed += 1;
-            return None;
-        }
-        allowance.written += 1;
-        Some(std::mem::take(&mut allowance.suppressed))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Allowance>> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
 }
 
 impl Described for OutboxItem {
@@ -239,31 +200,5 @@ impl Described for Letter {
     /// As the endpoint sees it: counted on from the immediate attempts.
     fn attempt(&self, _: u32) -> u32 {
         self.attempts.saturating_add(1)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn an_endpoint_that_fails_often_is_told_in_few_lines_with_a_count_of_the_others() {
-        let (throttle, start) = (Throttle::default(), Instant::now());
-        let first: Vec<_> = (0..100).map(|_| throttle.admit("down", start)).collect();
-        assert_eq!(first.iter().filter(|admitted| admitted.is_some()).count(), LINES as usize);
-        assert_eq!(throttle.admit("other", start), Some(0), "each endpoint has its own allowance");
-        assert_eq!(throttle.admit("down", start + WINDOW), Some(90));
-        assert_eq!(throttle.admit("down", start + WINDOW), Some(0));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn many_endpoints_take_bounded_memory() {
-        let (throttle, start) = (Throttle::default(), Instant::now());
-        for number in 0..2 * MANY {
-            throttle.admit(&number.to_string(), start);
-        }
-        assert!(throttle.lock().len() <= MANY + 1);
-        throttle.admit("late", start + WINDOW);
-        assert!(throttle.lock().len() < MANY);
     }
 }

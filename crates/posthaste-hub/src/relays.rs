@@ -207,6 +207,10 @@ mod tests {
             Duration::from_secs(30)
         }
 
+        fn renews_on_own_thread(&self) -> bool {
+            false
+        }
+
         fn wakeup(&self) -> &Wakeup {
             &self.wakeup
         }

@@ -99,6 +99,10 @@ impl<S: Source<Item: Described>> Source for Watched<S> {
         self.source.lease()
     }
 
+    fn renews_on_own_thread(&self) -> bool {
+        self.source.renews_on_own_thread()
+    }
+
     fn wakeup(&self) -> &Wakeup {
         self.source.wakeup()
     }

@@ -26,12 +26,13 @@ pub struct OutboxSource<S: Store> {
     log_limit: LogLimit,
 }
 
-/// How many failures of one event type are logged a second.
+/// How many failures of one event type are logged in this time.
 const LOGGED_FAILURES: u32 = 10;
+const LOG_WINDOW: Duration = Duration::from_secs(10);
 
 impl<S: Store> OutboxSource<S> {
     pub(super) fn new(table: Table<S>, lane: Arc<Lane>) -> Self {
-        let log_limit = LogLimit::new(LOGGED_FAILURES);
+        let log_limit = LogLimit::new(LOGGED_FAILURES, LOG_WINDOW);
         Self { table, lane, closed: AtomicBool::new(false), skip_recent: Duration::ZERO, log_limit }
     }
 
@@ -120,6 +121,10 @@ impl<S: Store> OutboxSource<S> {
 
     /// A failed attempt is a warning, an event that is given up an error; never with the payload.
     fn log_failure(&self, settlement: &Settlement<'_, OutboxItem>) {
+        // The hub logs what becomes of the events in its channels, alike for all its relays.
+        if self.lane.event_type.is_some() {
+            return;
+        }
         let (failure, retries_after) = match settlement.disposition {
             Disposition::Dead(failure) => (failure, None),
             Disposition::Retry { failure: Some(failure), after, .. } => (failure, Some(after)),

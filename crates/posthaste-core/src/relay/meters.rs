@@ -75,7 +75,7 @@ impl Meters {
     /// Counted by name when it happens: no healthy relay has this metric.
     pub(super) fn panicked(&self, task: &'static str) {
         let name = format!("{}_task_panics_total", self.prefix);
-        metrics::counter!(name, "relay" => self.relay.clone(), "task" => task).increment(1);
+        metrics::counter!(name, "task" => format!("{}:{task}", self.relay)).increment(1);
     }
 
     pub(super) fn refused(&self) {

@@ -6,7 +6,7 @@ use posthaste_core::outbox::{
     Change, Changed, DeadFilter, DeadHead, InTransaction, Leases, Mode, Notes, OpenError, OutboxRow, Owner, Pool,
     Purge, Reader, Registration, Store, TableName, Taken, Upkeep, Wanted,
 };
-use posthaste_core::{Event, StoreError, Wakeup};
+use posthaste_core::{Event, FaultKind, StoreError, Wakeup};
 use sqlx::migrate::Migrator;
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, MySqlPool, Transaction};
 

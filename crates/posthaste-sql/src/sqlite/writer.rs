@@ -74,7 +74,7 @@ impl Writer {
         let connection = connect(options).await?;
         let turn = Turn::of(options.get_filename());
         let (queue, requests) = mpsc::channel(4 * GROUP);
-// Renewals are writes, too: they go on while listeners block every thread of the service's runtime.
+        // Renewals are writes, too: they go on while listeners block every thread of the service's runtime.
         heartbeat::runtime().spawn(keep_serving(connection, options.clone(), turn.clone(), requests));
         Ok((Self { queue }, turn))
     }
