@@ -109,6 +109,19 @@ async fn a_process_that_is_alone_need_not_wait_for_leases_of_the_dead() {
 }
 
 #[tokio::test]
+async fn a_lease_from_before_the_clock_was_set_back_is_not_believed() {
+    let file = File::new(2, LONG);
+    let (died, database) = (file.open().await, file.database().await);
+    publish(&died, (0..4).map(|number| record("orders", number))).await;
+    let held = join(&died, "orders").await;
+    assert_eq!(held.fetch(10).await.unwrap().len(), 4);
+    let set_back = "UPDATE log_group SET leased_until = leased_until + 3600000";
+    database.write("set back", |connection| Box::pin(sqlx::query(set_back).execute(connection))).await.unwrap();
+    let log = file.open().await;
+    assert_eq!(join(&log, "orders").await.fetch(10).await.unwrap().len(), 4, "taken over at once");
+}
+
+#[tokio::test]
 async fn a_closed_consumer_does_not_make_others_wait_for_its_lease() {
     let file = File::new(3, LONG);
     let log = file.open().await;

@@ -128,7 +128,7 @@ impl GroupConsumer {
         let changed = self.subscription.partitions_changed.swap(false, Ordering::AcqRel);
         let mut take = changed || membership.is_aged(self.full_lease());
         if !take && membership.looked_at.elapsed() >= LOOK_INTERVAL {
-            take = self.leases.any_free().await?;
+            take = self.leases.any_free(self.full_lease()).await?;
             membership.looked_at = Instant::now();
         }
         if !take {

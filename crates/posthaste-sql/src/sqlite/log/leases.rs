@@ -16,6 +16,15 @@ use crate::sqlite::Database;
 /// The database's clock: the only one that all consumers share.
 const NOW: &str = "CAST(unixepoch('subsec') * 1000 AS INTEGER)";
 
+/// A lease that ends later than a lease is long, with `?4` for that, was taken before the clock was set back: nobody can tell
+/// when it ends, so it has ended.
+const ENDED: &str = "(leased_until < CAST(unixepoch('subsec') * 1000 AS INTEGER)
+     OR leased_until > CAST(unixepoch('subsec') * 1000 AS INTEGER) + ?4 * 11 / 10)";
+
+fn millis(lease: Duration) -> i64 {
+    i64::try_from(lease.as_millis()).unwrap_or(i64::MAX / 20)
+}
+
 /// Fenced: only where owner and generation are still those under which the records were read.
 ///
 /// Materialized, or the list would be parsed anew for every partition of the group.
@@ -104,14 +113,15 @@ impl Leases {
     }
 
     /// Whether there is a partition to take. Costs no write, so it may be asked often.
-    pub(super) async fn any_free(&self) -> Result<bool, StoreError> {
+    pub(super) async fn any_free(&self, lease: Duration) -> Result<bool, StoreError> {
         let sql = format!(
             "SELECT EXISTS (
                 SELECT 1 FROM log_partition LEFT JOIN log_group ON group_name = ?2 AND partition_id = id
-                WHERE {} AND (owner IS NULL OR (owner <> ?3 AND leased_until < {NOW})))",
+                WHERE {} AND (owner IS NULL OR (owner <> ?3 AND {ENDED})))",
             self.matching
         );
         let query = sqlx::query_scalar(AssertSqlSafe(sql)).bind(&self.topics).bind(&self.group).bind(&self.owner);
+        let query = query.bind(millis(lease));
         query.fetch_one(self.database.readers()).await.map_err(|error| store_error("look for free partitions", error))
     }
 
@@ -129,13 +139,13 @@ impl Leases {
             "UPDATE log_group
              SET generation = generation + (owner IS NOT ?3), owner = ?3, leased_until = {NOW} + ?4
              WHERE group_name = ?2 AND partition_id IN (SELECT id FROM log_partition WHERE {})
-               AND (owner IS NULL OR owner = ?3 OR leased_until < {NOW})
+               AND (owner IS NULL OR owner = ?3 OR {ENDED})
              RETURNING partition_id, generation, watermark, completed,
                 (SELECT topic FROM log_partition WHERE id = partition_id) AS topic,
                 (SELECT partition FROM log_partition WHERE id = partition_id) AS partition",
             self.matching
         );
-        let lease = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX / 2);
+        let lease = millis(lease);
         let leases = self.clone();
         let rows = self
             .database
