@@ -2,7 +2,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::event::Errors;
+use crate::checks::Errors;
 
 /// A text that is written only: Debug output hides it, and no type that goes out of the server contains it.
 ///
@@ -20,6 +20,7 @@ pub enum AuthIn {
     /// `Authorization: Basic`.
     BasicAuth {
         /// The part that is shown.
+        #[serde(default)]
         username: String,
         /// The part that is not.
         #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -2,7 +2,9 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::event::{Errors, MAX_NAME, is_event_type};
+use crate::checks::Errors;
+use crate::event::{MAX_NAME, is_event_type};
+use crate::input::Input;
 use crate::problem::FieldError;
 
 /// Matches every value of a part of an event key, and its absence.
@@ -95,9 +97,7 @@ impl EventKey {
             ("resourceType", &self.resource_type),
             ("operationType", &self.operation_type),
         ] {
-            if part.is_empty() || part.chars().count() > MAX_NAME {
-                errors.add(&format!("{inside}{field}"), format!("is not 1 to {MAX_NAME} characters; * means any"));
-            }
+            errors.check_name(&format!("{inside}{field}"), part, MAX_NAME, "; * means any");
         }
     }
 }
@@ -120,10 +120,18 @@ impl DefinitionIn {
         };
         let mut errors = Errors::default();
         key.check("", &mut errors);
-        if self.description.as_ref().is_some_and(|text| text.chars().count() > MAX_DESCRIPTION) {
-            errors.add("description", format!("has more than {MAX_DESCRIPTION} characters"));
+        if let Some(description) = &self.description {
+            errors.check_note("description", description, MAX_DESCRIPTION);
         }
         errors.none_or((key, self.description))
+    }
+}
+
+impl Input for DefinitionIn {
+    type Checked = (EventKey, Option<String>);
+
+    fn validate(self) -> Result<Self::Checked, Vec<FieldError>> {
+        DefinitionIn::validate(self)
     }
 }
 

@@ -9,8 +9,10 @@ use posthaste_core::{Event, EventError, MAX_EVENT_ID, MAX_HEADERS, MAX_PAYLOAD};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
+use crate::checks::Errors;
 use crate::duration::parse_duration;
 use crate::headers::Headers;
+use crate::input::Input;
 use crate::problem::FieldError;
 
 /// The longest event type and the longest name of a source service, in characters.
@@ -133,10 +135,10 @@ impl EventIn {
         }
         if self.source_service.is_empty() {
             errors.add("sourceService", "is missing: say which service publishes the event");
-        } else if self.source_service.chars().count() > MAX_NAME {
-            errors.add("sourceService", format!("has more than {MAX_NAME} characters"));
+        } else {
+            errors.check_name("sourceService", &self.source_service, MAX_NAME, "");
         }
-        if self.event_id.as_deref().is_some_and(|id| !is_name(id, MAX_EVENT_ID, b"._:-")) {
+        if self.event_id.as_deref().is_some_and(|id| !is_event_id(id)) {
             errors.add("eventId", format!("is not 1 to {MAX_EVENT_ID} characters of A-Z a-z 0-9 . _ : -"));
         }
         for (field, text) in [
@@ -146,10 +148,21 @@ impl EventIn {
             ("aggregateType", &self.aggregate_type),
             ("aggregateId", &self.aggregate_id),
         ] {
-            if text.as_ref().is_some_and(|text| text.is_empty() || text.chars().count() > MAX_TEXT) {
-                errors.add(field, format!("is not 1 to {MAX_TEXT} characters: leave it out if there is none"));
+            if let Some(text) = text {
+                errors.check_name(field, text, MAX_TEXT, ": leave it out if there is none");
             }
         }
+    }
+}
+
+impl Input for EventIn {
+    type Checked = Event;
+
+    const EITHER: &[&[&str]] = &[&["payload", "payloadBase64"], &["availableAt", "deliverAfter"]];
+    const ARRAY: &str = "the body is an array: send one event here, or the array to POST /api/events/batch";
+
+    fn validate(self) -> Result<Event, Vec<FieldError>> {
+        EventIn::validate(self)
     }
 }
 
@@ -164,24 +177,14 @@ impl fmt::Debug for EventIn {
     }
 }
 
-/// Gathers what is wrong with an input.
-#[derive(Default)]
-pub(crate) struct Errors(Vec<FieldError>);
-
-impl Errors {
-    pub(crate) fn add(&mut self, field: &str, detail: impl Into<String>) {
-        self.0.push(FieldError::new(field, detail));
-    }
-
-    /// `value`, if nothing was wrong.
-    pub(crate) fn none_or<T>(self, value: T) -> Result<T, Vec<FieldError>> {
-        if self.0.is_empty() { Ok(value) } else { Err(self.0) }
-    }
-}
-
 /// Whether a text can be an event type of the hub, and so part of a topic's name: `[A-Za-z0-9._-]{1,128}`.
 pub fn is_event_type(text: &str) -> bool {
     is_name(text, MAX_NAME, b"._-")
+}
+
+/// Whether a text can be an event id: `[A-Za-z0-9._:-]{1,128}`.
+pub fn is_event_id(text: &str) -> bool {
+    is_name(text, MAX_EVENT_ID, b"._:-")
 }
 
 fn is_name(text: &str, longest: usize, punctuation: &[u8]) -> bool {
@@ -199,6 +202,12 @@ fn is_content_type(text: &str) -> bool {
 fn check_headers(headers: &[(String, String)], errors: &mut Errors) {
     if headers.iter().any(|(name, _)| name.is_empty()) {
         errors.add("headers", "has an empty name: name every header");
+    }
+    if headers.iter().any(|(name, _)| name.contains(char::is_control)) {
+        errors.add("headers", "has a name with a control character: remove it");
+    }
+    if let Some((name, _)) = headers.iter().find(|(_, value)| value.contains('\0')) {
+        errors.add("headers", format!("has a NUL character in the value of {name:?}: move bytes into the payload"));
     }
     let size: usize = headers.iter().map(|(name, value)| name.len() + value.len()).sum();
     if size > MAX_HEADERS {

@@ -1,12 +1,13 @@
 //! The wire contract of Posthaste: what hub, server, CLI and bus say to each other.
 //!
 //! What comes in is strict and forgiving at once: unknown fields are refused, with a suggestion ([`suggest`]), and all
-//! violations of an input are reported together ([`FieldError`]). What goes out has no place for a secret: types that
+//! violations of an input are reported together, each with its field ([`read_json`]). What goes out has no place for a secret: types that
 //! carry credentials exist for input only.
 //!
 //! [`proto`] holds the Protobuf messages of the bus; everything else is JSON of the REST API.
 
 mod auth;
+mod checks;
 mod dead_letter;
 mod definition;
 mod domain;
@@ -20,6 +21,7 @@ mod replay;
 mod subscription;
 mod trace;
 
+pub mod input;
 pub mod proto;
 pub mod suggest;
 
@@ -30,8 +32,9 @@ pub use dead_letter::{
 pub use definition::{ANY, Definition, DefinitionIn, EventKey};
 pub use domain::{Domain, UnknownDomain};
 pub use duration::{DurationError, format_duration, parse_duration};
-pub use event::{EventIn, MAX_DELAY, MAX_NAME, is_event_type};
+pub use event::{EventIn, MAX_DELAY, MAX_NAME, is_event_id, is_event_type};
 pub use headers::Headers;
+pub use input::{Input, InputError, read_json, read_json_with};
 pub use problem::{FieldError, Problem};
 pub use publish::{BatchItem, BatchOut, MAX_BATCH, PublishOut};
 pub use readable::readable;

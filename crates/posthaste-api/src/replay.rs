@@ -1,7 +1,9 @@
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::checks::Errors;
 use crate::dead_letter::DeadLetterStatus;
+use crate::input::Input;
 use crate::problem::FieldError;
 
 /// Which dead letters to send again.
@@ -9,6 +11,7 @@ use crate::problem::FieldError;
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ReplayIn {
     /// The `id`s of dead letters.
+    #[serde(default)]
     pub ids: Vec<Uuid>,
     /// Why, for the audit log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -23,17 +26,25 @@ impl ReplayIn {
 
     /// Checks the sizes; ids that do not exist are the server's to find.
     pub fn validate(self) -> Result<Self, Vec<FieldError>> {
-        let mut errors = Vec::new();
+        let mut errors = Errors::default();
         if self.ids.is_empty() {
-            errors.push(FieldError::new("ids", "is empty: name at least one dead letter"));
+            errors.add("ids", "is empty: name at least one dead letter");
         }
         if self.ids.len() > Self::MAX_IDS {
-            errors.push(FieldError::new("ids", format!("has {} ids, more than {}", self.ids.len(), Self::MAX_IDS)));
+            errors.add("ids", format!("has {} ids, more than {}", self.ids.len(), Self::MAX_IDS));
         }
-        if self.reason.as_ref().is_some_and(|reason| reason.chars().count() > Self::MAX_REASON) {
-            errors.push(FieldError::new("reason", format!("has more than {} characters", Self::MAX_REASON)));
+        if let Some(reason) = &self.reason {
+            errors.check_note("reason", reason, Self::MAX_REASON);
         }
-        if errors.is_empty() { Ok(self) } else { Err(errors) }
+        errors.none_or(self)
+    }
+}
+
+impl Input for ReplayIn {
+    type Checked = Self;
+
+    fn validate(self) -> Result<Self, Vec<FieldError>> {
+        ReplayIn::validate(self)
     }
 }
 

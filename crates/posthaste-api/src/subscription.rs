@@ -5,9 +5,10 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::auth::{AuthIn, AuthOut};
+use crate::checks::Errors;
 use crate::definition::EventKey;
 use crate::duration::parse_duration;
-use crate::event::{Errors, MAX_NAME, MAX_TEXT};
+use crate::event::{MAX_NAME, MAX_TEXT};
 use crate::headers::Headers;
 use crate::problem::FieldError;
 use crate::proto;
@@ -174,9 +175,7 @@ impl SubscriptionIn {
     }
 
     fn checked(self, mut errors: Errors) -> Result<NewSubscription, Vec<FieldError>> {
-        if self.subscriber_id.is_empty() || self.subscriber_id.chars().count() > MAX_NAME {
-            errors.add("subscriberId", format!("is not 1 to {MAX_NAME} characters"));
-        }
+        errors.check_name("subscriberId", &self.subscriber_id, MAX_NAME, "");
         if self.endpoint.is_empty() {
             errors.add("endpoint", "is missing: give the address to call, such as https://example.com/hook");
         }
@@ -188,8 +187,8 @@ impl SubscriptionIn {
         if self.max_retry.is_some_and(|retries| retries > MAX_RETRY) {
             errors.add("maxRetry", format!("is more than {MAX_RETRY}"));
         }
-        if self.tenant_id.as_ref().is_some_and(|tenant| tenant.is_empty() || tenant.chars().count() > MAX_TEXT) {
-            errors.add("tenantId", format!("is not 1 to {MAX_TEXT} characters: leave it out for all tenants"));
+        if let Some(tenant_id) = &self.tenant_id {
+            errors.check_name("tenantId", tenant_id, MAX_TEXT, ": leave it out for all tenants");
         }
         errors.none_or(()).map(|()| NewSubscription {
             subscriber_id: self.subscriber_id,

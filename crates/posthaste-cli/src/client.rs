@@ -11,6 +11,7 @@ use posthaste_api::{
     BatchOut, DeadLetterDetail, DeadLetterPage, Definition, DefinitionIn, EventIn, Problem, PublishOut, ReplayIn,
     ReplayOut, Subscription, SubscriptionIn,
 };
+use posthaste_hub::Created;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use url::Url;
@@ -144,8 +145,17 @@ impl Client {
         self.versioned(&format!("api/subscriptions/{id}")).await
     }
 
-    pub async fn create_subscription(&self, subscription: &SubscriptionIn) -> Result<Subscription, ClientError> {
-        self.send(Method::POST, "api/subscriptions", &[], json(subscription)?).await
+    /// The server answers with the subscription that is there when it would make the same one again.
+    pub async fn create_subscription(
+        &self,
+        subscription: &SubscriptionIn,
+    ) -> Result<Created<Subscription>, ClientError> {
+        let request = self.request(Method::POST, "api/subscriptions", &[], None, json(subscription)?)?;
+        let answer = self.exchange(request, PATIENCE).await?;
+        match answer.status() {
+            StatusCode::CREATED => self.read(answer).map(Created::New),
+            _ => self.read(answer).map(Created::Existing),
+        }
     }
 
     pub async fn update_subscription(

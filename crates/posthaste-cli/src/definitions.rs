@@ -13,7 +13,10 @@ pub enum DefinitionsCommand {
         part: ListPart,
     },
     /// Show one definition
-    Get { id: Uuid },
+    Get {
+        #[arg(value_parser = id)]
+        id: Uuid,
+    },
     /// Make a definition; a part of the key that is left out stands for any
     Create {
         #[command(flatten)]
@@ -24,6 +27,7 @@ pub enum DefinitionsCommand {
     },
     /// Change what is given, keep the rest
     Update {
+        #[arg(value_parser = id)]
         id: Uuid,
         #[command(flatten)]
         key: KeyFlags,
@@ -32,7 +36,10 @@ pub enum DefinitionsCommand {
         description: Option<String>,
     },
     /// Delete a definition that no subscription uses
-    Delete { id: Uuid },
+    Delete {
+        #[arg(value_parser = id)]
+        id: Uuid,
+    },
 }
 
 /// Which events. In each part, * stands for any.
@@ -130,6 +137,11 @@ impl ListPart {
     pub fn query(&self) -> [(&'static str, Option<String>); 2] {
         [("page", self.page.map(|page| page.to_string())), ("size", self.size.map(|size| size.to_string()))]
     }
+}
+
+/// Reads an id as lists show it.
+pub fn id(text: &str) -> Result<Uuid, String> {
+    Uuid::parse_str(text).map_err(|_| "not an id: ids are UUIDs, and `list` shows them".to_owned())
 }
 
 /// Nobody should take a page for the whole.

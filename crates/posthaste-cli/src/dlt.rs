@@ -1,11 +1,13 @@
 use std::time::Duration;
 
 use clap::Subcommand;
-use posthaste_api::{DeadLetterDetail, DeadLetterPage, DeadLetterStatus, ReplayIn, ReplayOut, RetryAttempt, Trigger};
+use posthaste_api::{
+    DeadLetter, DeadLetterDetail, DeadLetterPage, DeadLetterStatus, ReplayIn, ReplayOut, RetryAttempt, Trigger,
+};
 use uuid::Uuid;
 
 use crate::client::Client;
-use crate::exit::UsageError;
+use crate::exit::{Exit, NotFound, UsageError};
 use crate::output::{Output, Table, moment, print, say, shortened};
 
 /// How much of an error a list shows; `show` has all of it.
@@ -16,12 +18,15 @@ pub enum DltCommand {
     /// List dead letters; by default those that failed
     List(Box<Filter>),
     /// Show one dead letter with its event and its history
-    Show { id: Uuid },
+    Show {
+        /// Id of the dead letter, or of its event
+        id: String,
+    },
     /// Send dead letters again
     Replay {
-        /// Ids of dead letters, as `list` shows them
+        /// Ids of dead letters, or of events: then all letters of the event that are not delivered yet
         #[arg(required = true)]
-        ids: Vec<Uuid>,
+        ids: Vec<String>,
         /// Why, for those who read the history
         #[arg(long)]
         reason: Option<String>,
@@ -49,7 +54,7 @@ pub struct Filter {
     /// Before this time (RFC 3339)
     #[arg(long)]
     to: Option<String>,
-    /// NEW, PROCESSED, FAILED or ALL [default: FAILED]
+    /// new, processed, failed or all [default: failed]
     #[arg(long)]
     status: Option<String>,
     /// user-lifecycle, access-session, policy-client or organization
@@ -84,25 +89,91 @@ pub async fn run(command: DltCommand, client: &Client, output: Output) -> anyhow
                 say(format_args!("{shown} of {at_least}{total}: see --page and --size"));
             }
             if total == 0 && !names_a_status {
-                say("none is FAILED; --status ALL shows the new and the delivered ones, too");
+                say("none is FAILED; --status all shows the new and the delivered ones, too");
             }
             Ok(())
         }
         DltCommand::Show { id } => {
-            let letter = client.dead_letter(id).await?;
+            let letter = client.dead_letter(only(&id, letters_of(client, &id).await?)?).await?;
             match output {
                 Output::Json => output.print(&letter, |_| Table::new([])),
                 Output::Table => show(&letter),
             }
         }
         DltCommand::Replay { ids, reason, wait } => {
-            let replay = ReplayIn { ids, reason };
+            let mut letters = Vec::new();
+            for id in &ids {
+                letters.extend(replayable(letters_of(client, id).await?));
+            }
+            if letters.is_empty() {
+                anyhow::bail!("nothing to replay: every dead letter of {} is delivered", ids.join(", "));
+            }
+            let replay = ReplayIn { ids: letters, reason };
             let replay = replay
                 .validate()
                 .map_err(|errors| UsageError(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")))?;
             let answer = client.replay(&replay, wait.map(Duration::from_secs)).await?;
             output.print(&answer, replayed)?;
             check_replay(&answer, replay.ids.len())
+        }
+    }
+}
+
+/// What an id on the command line names.
+enum Named {
+    Letter(Uuid),
+    LettersOfEvent(Vec<DeadLetter>),
+}
+
+/// Finds the dead letter with this id, or those of the event with this id: an event's id may be a UUID, too.
+async fn letters_of(client: &Client, id: &str) -> anyhow::Result<Named> {
+    if let Ok(letter) = Uuid::parse_str(id) {
+        match client.dead_letter(letter).await {
+            Ok(_) => return Ok(Named::Letter(letter)),
+            Err(error) if error.exit() == Exit::NotFound => {}
+            Err(error) => return Err(error.into()),
+        }
+    } else if !posthaste_api::is_event_id(id) {
+        let told = format!(
+            "{id:?} is neither the id of a dead letter, which is a UUID, nor that of an event, which has 1 to 128 \
+             characters of A-Z a-z 0-9 . _ : -; `posthaste dlt list` shows both"
+        );
+        return Err(UsageError(told).into());
+    }
+    let query =
+        [("messageId", Some(id.to_owned())), ("status", Some("ALL".to_owned())), ("size", Some("500".to_owned()))];
+    let page = client.dead_letters(&query).await?;
+    match page.items.is_empty() {
+        true => {
+            Err(NotFound(format!("there is no dead letter with the id {id}, and none of an event with this id")).into())
+        }
+        false => Ok(Named::LettersOfEvent(page.items)),
+    }
+}
+
+/// The one letter to show.
+fn only(id: &str, named: Named) -> anyhow::Result<Uuid> {
+    match named {
+        Named::Letter(id) => Ok(id),
+        Named::LettersOfEvent(letters) => match letters.as_slice() {
+            [letter] => Ok(letter.id),
+            letters => {
+                let one = |letter: &DeadLetter| format!("{} (of {})", letter.id, letter.subscriber_id);
+                let ids: Vec<String> = letters.iter().map(one).collect();
+                Err(UsageError(format!("event {id} has {} dead letters: name one, {}", ids.len(), ids.join(" or ")))
+                    .into())
+            }
+        },
+    }
+}
+
+/// A letter that was named is replayed or complained about; of an event's letters, the delivered ones need nothing.
+fn replayable(named: Named) -> Vec<Uuid> {
+    match named {
+        Named::Letter(id) => vec![id],
+        Named::LettersOfEvent(letters) => {
+            let open = letters.iter().filter(|letter| letter.status != DeadLetterStatus::Processed);
+            open.map(|letter| letter.id).collect()
         }
     }
 }

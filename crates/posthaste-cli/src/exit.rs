@@ -22,11 +22,18 @@ pub enum Exit {
 #[error("{0}")]
 pub struct UsageError(pub String);
 
+/// Something that was named on the command line and is not there.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct NotFound(pub String);
+
 /// `None` when there is nothing to complain about: whoever read our output has seen enough of it.
 pub fn exit_of(error: &anyhow::Error) -> Option<Exit> {
     for cause in error.chain() {
         if cause.is::<ConfigError>() || cause.is::<UsageError>() {
             return Some(Exit::Usage);
+        } else if cause.is::<NotFound>() {
+            return Some(Exit::NotFound);
         } else if let Some(error) = cause.downcast_ref::<ClientError>() {
             return Some(error.exit());
         } else if let Some(error) = cause.downcast_ref::<StartError>() {

@@ -3,11 +3,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{ArgAction, Subcommand};
-use posthaste_api::{AuthIn, AuthOut, Headers, PayloadType, Secret, Subscription, SubscriptionIn};
+use posthaste_api::{AuthIn, AuthOut, Headers, Input, InputError, PayloadType, Secret, Subscription, SubscriptionIn};
+use posthaste_hub::{Created, SubscriptionRequest};
+use posthaste_webhook::Endpoint;
 use uuid::Uuid;
 
 use crate::client::{Client, Page};
-use crate::definitions::{KeyFlags, ListPart, key_text, say_total};
+use crate::definitions::{KeyFlags, ListPart, id, key_text, say_total};
 use crate::exit::UsageError;
 use crate::output::{Output, Table, moment, say};
 
@@ -22,23 +24,30 @@ pub enum SubscriptionsCommand {
         #[arg(long, value_name = "NAME")]
         subscriber_id: Option<String>,
         /// Only those of this definition
-        #[arg(long, value_name = "ID")]
+        #[arg(long, value_name = "ID", value_parser = id)]
         definition_id: Option<Uuid>,
         #[command(flatten)]
         part: ListPart,
     },
     /// Show one subscription
-    Get { id: Uuid },
+    Get {
+        #[arg(value_parser = id)]
+        id: Uuid,
+    },
     /// Make a subscription; with --event and the like, also its definition where there is none
     Create(Box<SubscriptionFlags>),
     /// Change what is given, keep the rest
     Update {
+        #[arg(value_parser = id)]
         id: Uuid,
         #[command(flatten)]
         flags: Box<SubscriptionFlags>,
     },
     /// Delete a subscription
-    Delete { id: Uuid },
+    Delete {
+        #[arg(value_parser = id)]
+        id: Uuid,
+    },
 }
 
 #[derive(clap::Args)]
@@ -46,10 +55,10 @@ pub struct SubscriptionFlags {
     #[command(flatten)]
     key: KeyFlags,
     /// Existing definition, instead of --event and the like
-    #[arg(long = "definition", value_name = "ID", conflicts_with_all = ["event_type", "source_service", "resource_type", "operation_type"])]
+    #[arg(long = "definition", value_name = "ID", value_parser = id, conflicts_with_all = ["event_type", "source_service", "resource_type", "operation_type"])]
     definition_id: Option<Uuid>,
     /// Address that events are sent to
-    #[arg(long = "to", value_name = "URL", visible_alias = "endpoint")]
+    #[arg(long = "to", value_name = "URL", visible_alias = "endpoint", value_parser = address)]
     endpoint: Option<String>,
     /// Whose subscription it is [default: host and port of --to]
     #[arg(long = "subscriber", value_name = "NAME", visible_alias = "subscriber-id")]
@@ -135,12 +144,11 @@ async fn create(flags: SubscriptionFlags, client: &Client) -> anyhow::Result<Sub
     let new = SubscriptionIn { subscriber_id: authority(&endpoint), ..SubscriptionIn::default() };
     let new = flags.applied_to(new)?;
     // Refused here, it leaves no definition behind.
-    if let Err(errors) = new.clone().validate() {
-        let told: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        return Err(UsageError(told.join("; ")).into());
+    if let Err(errors) = SubscriptionRequest::from(new.clone()).validate() {
+        return Err(UsageError(InputError::Invalid(errors).to_string()).into());
     }
     if new.event_key.is_none() {
-        return Ok(client.create_subscription(&new).await?);
+        return Ok(told(client.create_subscription(&new).await?));
     }
     let made = match client.create_definition(&key.definition(None)).await {
         Ok(definition) => Some(definition),
@@ -148,11 +156,11 @@ async fn create(flags: SubscriptionFlags, client: &Client) -> anyhow::Result<Sub
         Err(error) => return Err(error.into()),
     };
     match client.create_subscription(&new).await {
-        Ok(subscription) => {
+        Ok(created) => {
             if let Some(definition) = made {
                 say(format_args!("made definition {} for it", definition.id));
             }
-            Ok(subscription)
+            Ok(told(created))
         }
         Err(error) => {
             if let Some(definition) = made {
@@ -160,6 +168,17 @@ async fn create(flags: SubscriptionFlags, client: &Client) -> anyhow::Result<Sub
                 let _ = client.delete_definition(definition.id).await;
             }
             Err(error.into())
+        }
+    }
+}
+
+/// Says so when nothing was made.
+fn told(created: Created<Subscription>) -> Subscription {
+    match created {
+        Created::New(subscription) => subscription,
+        Created::Existing(subscription) => {
+            say("this subscription was there already and stays as it is; `subscriptions update` changes it");
+            subscription
         }
     }
 }
@@ -231,6 +250,14 @@ fn secret_in(path: &Path) -> anyhow::Result<Secret> {
 pub fn name_and_value(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("write NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
+}
+
+/// An address that can be called. The address itself is not repeated: it may hold a token.
+fn address(text: &str) -> Result<String, String> {
+    match Endpoint::parse(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(error) => Err(format!("{error}, such as https://example.com/hook or http://localhost:9000/")),
+    }
 }
 
 fn authority(endpoint: &str) -> String {

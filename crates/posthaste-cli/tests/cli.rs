@@ -162,6 +162,14 @@ fn unknown_keys_are_refused_with_a_suggestion() {
 }
 
 #[test]
+fn a_variable_with_too_few_underscores_is_warned_about() {
+    let place = Place::new();
+    let mut command = place.command(&["check", "--listen", "127.0.0.1:0"]);
+    let output = command.env("POSTHASTE_HTTP_LISTEN", "127.0.0.1:1").output().unwrap();
+    Ran::of(output).expect(0, "POSTHASTE_HTTP_LISTEN sets nothing: did you mean POSTHASTE__HTTP__LISTEN?");
+}
+
+#[test]
 fn only_loopback_is_listened_on() {
     let place = Place::new();
     let ran = place.run(&["serve", "--listen", "0.0.0.0:0"]).expect(2, "this version has no API keys yet");
@@ -283,9 +291,11 @@ fn definitions_and_subscriptions_are_kept_by_hand() {
     run(&["subscriptions", "delete", subscription]).expect(0, "deleted");
     run(&["definitions", "delete", id]).expect(0, "deleted");
     run(&["definitions", "get", id]).expect(4, "");
-    run(&["definitions", "get", "nonsense"]).expect(2, "");
+    run(&["definitions", "get", "nonsense"]).expect(2, "not an id: ids are UUIDs");
     // A refused subscription leaves no definition behind.
-    run(&["subscriptions", "create", "--event", "b", "--to", "ftp://h/"]).expect(1, "use https or http");
+    run(&["subscriptions", "create", "--event", "b", "--to", "ftp://h/"]).expect(2, "use https or http");
+    run(&["subscriptions", "create", "--event", "b", "--to", "localhost:9000"])
+        .expect(2, "start it with https:// or http://");
     assert_eq!(json(run(&["definitions", "list"]))["total"], 0);
 }
 
@@ -301,7 +311,7 @@ fn dead_letters_are_listed_shown_and_replayed() {
     run(&["publish", "--type", "a", "--source", "s", "--payload", "1", "--id", "e-1"]).expect(0, "");
     // Hung up on: a failure that the server notices at once.
     drop(subscriber.accept().unwrap());
-    let list = ["dlt", "list", "--status", "ALL", "--subscriber-id", "x", "--sort", "-createdAt", "--output", "json"];
+    let list = ["dlt", "list", "--status", "all", "--subscriber-id", "x", "--sort", "-createdAt", "--output", "json"];
     let letter = loop {
         let page: serde_json::Value = serde_json::from_str(&run(&list).expect(0, "").stdout).unwrap();
         if let Some(letter) = page["items"].get(0) {
@@ -310,8 +320,11 @@ fn dead_letters_are_listed_shown_and_replayed() {
     };
     let shown = run(&["dlt", "show", &letter]).expect(0, "").stdout;
     assert!(shown.contains("e-1") && shown.contains("502"), "{shown}");
+    assert_eq!(run(&["dlt", "show", "e-1"]).expect(0, "").stdout, shown, "found by the event, too");
+    run(&["dlt", "show", "e-2"]).expect(4, "no dead letter with the id e-2");
+    run(&["dlt", "show", "no/id"]).expect(2, "is neither the id of a dead letter");
     let taking = std::thread::spawn(move || take_request(subscriber.accept().unwrap().0));
-    let replayed = run(&["dlt", "replay", &letter, "--wait", "10", "--reason", "it is back"]).expect(0, "").stdout;
+    let replayed = run(&["dlt", "replay", "e-1", "--wait", "10", "--reason", "it is back"]).expect(0, "").stdout;
     assert!(replayed.contains("PROCESSED"), "{replayed}");
     assert!(taking.join().unwrap().ends_with("\n1"));
     run(&["dlt", "list", "--status", "LOST"]).expect(1, "status: ");

@@ -2,13 +2,13 @@ use bytes::Bytes;
 use posthaste_api::{AuthIn, AuthOut, EventKey, FieldError, Headers, NewSubscription, PayloadType, Protocol, Target};
 use posthaste_core::{FaultKind, StoreError};
 use posthaste_sql::registry::{
-    self, DefinitionFields, PageRequest, RegistryError, SubscriptionFields, SubscriptionFilter,
+    self, Created, DefinitionFields, PageRequest, RegistryError, SubscriptionFields, SubscriptionFilter,
 };
 use posthaste_sql::sqlite::Registry;
-use posthaste_webhook::{Endpoint, check_custom_headers};
+use posthaste_webhook::{Endpoint, EndpointError};
 use uuid::Uuid;
 
-use crate::secrets::{Sealer, SecretError};
+use crate::secrets::{Sealer, SecretError, plain_digest};
 
 /// Definitions and subscriptions: what may be stored, and what is shown of it.
 #[derive(Clone)]
@@ -92,14 +92,18 @@ impl Registrations {
         Ok(Listed { items, total: page.total })
     }
 
+    /// The same subscriber, events, tenant and endpoint again are answered with the subscription that is there.
     pub async fn create_subscription(
         &self,
         new: NewSubscription,
-    ) -> Result<Versioned<posthaste_api::Subscription>, RegistrationError> {
+    ) -> Result<Created<Versioned<posthaste_api::Subscription>>, RegistrationError> {
         let id = Uuid::now_v7();
         let auth = new.auth.clone().unwrap_or(AuthIn::None {});
         let fields = self.stored(id, new, &auth).await?;
-        self.shown(self.registry.create_subscription(&id.to_string(), fields).await?).await
+        Ok(match self.registry.create_subscription(&id.to_string(), fields).await? {
+            Created::New(made) => Created::New(self.shown(made).await?),
+            Created::Existing(found) => Created::Existing(self.shown(found).await?),
+        })
     }
 
     /// A secret that is not given again stays the one that it was.
@@ -160,19 +164,13 @@ impl Registrations {
         new: NewSubscription,
         auth: &AuthIn,
     ) -> Result<SubscriptionFields, RegistrationError> {
-        let mut errors = Vec::new();
-        if let Err(error) = Endpoint::parse(&new.endpoint) {
-            errors.push(FieldError::new("endpoint", error.to_string()));
-        }
-        if let Err(error) = check_custom_headers(new.headers.0.iter().map(|(name, value)| (name, value))) {
-            errors.push(FieldError::new("headers", error.to_string()));
-        }
-        if !errors.is_empty() {
-            return Err(RegistrationError::Invalid(errors));
-        }
+        let unusable =
+            |error: EndpointError| RegistrationError::Invalid(vec![FieldError::new("endpoint", error.to_string())]);
+        let endpoint = Endpoint::parse(&new.endpoint).map_err(unusable)?;
         Ok(SubscriptionFields {
             subscriber_id: new.subscriber_id,
             definition_id: self.definition_id(new.target).await?,
+            endpoint_digest: self.digest(&endpoint),
             endpoint: new.endpoint,
             payload_type: payload_type_name(new.payload_type).to_owned(),
             auth_type: auth_type(&auth.public()).to_owned(),
@@ -195,6 +193,16 @@ impl Registrations {
                 Some(definition) => Ok(definition.id),
                 None => Err(RegistrationError::UnknownDefinition("key")),
             },
+        }
+    }
+
+    /// Finds an address again that the database does not hold in full. A query string may be a secret that is easy to guess,
+    /// so its digest needs the key.
+    fn digest(&self, endpoint: &Endpoint) -> Bytes {
+        let address = endpoint.uri().to_string();
+        match endpoint.uri().query() {
+            Some(_) => self.sealer.keyed_digest(address.as_bytes()).into(),
+            None => plain_digest(address.as_bytes()).into(),
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use ring::aead::{Aad, CHACHA20_POLY1305, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use ring::digest::{SHA256, digest};
+use ring::hmac;
 use ring::rand::{SecureRandom, SystemRandom};
 
 /// Seals subscribers' credentials, in the database and on the bus alike.
@@ -15,6 +16,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 #[derive(Clone)]
 pub struct Sealer {
     key: Arc<LessSafeKey>,
+    digest_key: hmac::Key,
     key_id: [u8; 4],
     random: SystemRandom,
 }
@@ -66,8 +68,16 @@ impl Sealer {
     fn with_key(key: &[u8; KEY_LENGTH], random: SystemRandom) -> Option<Self> {
         let mut key_id = [0; 4];
         key_id.copy_from_slice(&digest(&SHA256, key).as_ref()[..4]);
+        // A key of its own for each purpose.
+        let digest_key = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), b"posthaste digest");
+        let digest_key = hmac::Key::new(hmac::HMAC_SHA256, digest_key.as_ref());
         let key = UnboundKey::new(&CHACHA20_POLY1305, key).ok()?;
-        Some(Self { key: Arc::new(LessSafeKey::new(key)), key_id, random })
+        Some(Self { key: Arc::new(LessSafeKey::new(key)), digest_key, key_id, random })
+    }
+
+    /// The same for the same text, and of no use to whoever has the database without the key.
+    pub fn keyed_digest(&self, text: &[u8]) -> Vec<u8> {
+        hmac::sign(&self.digest_key, text).as_ref().to_vec()
     }
 
     pub fn seal(&self, subscription_id: &str, secret: &[u8]) -> Result<Vec<u8>, SecretError> {
@@ -106,6 +116,11 @@ impl fmt::Debug for Sealer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sealer").finish_non_exhaustive()
     }
+}
+
+/// The same for the same text. Whoever guesses the text can check the guess.
+pub(crate) fn plain_digest(text: &[u8]) -> Vec<u8> {
+    digest(&SHA256, text).as_ref().to_vec()
 }
 
 /// A key file is there as a whole or not at all: a crash in between must not leave an empty one.

@@ -1,13 +1,16 @@
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
-use posthaste_api::{BatchItem, BatchOut, EventIn, EventTrace, FieldError, MAX_BATCH, PublishOut};
+use posthaste_api::{
+    BatchItem, BatchOut, EventIn, EventTrace, FieldError, Input, MAX_BATCH, PublishOut, is_event_id, read_json,
+    read_json_with,
+};
 use posthaste_core::Event;
 use posthaste_hub::Accepted;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::extract::{Json, JsonText, Params, parse};
+use crate::extract::{JsonText, Params, Segment};
 use crate::problem::{Answer, Code};
 use crate::router::App;
 
@@ -15,13 +18,9 @@ use crate::router::App;
 pub(crate) async fn publish(
     State(app): State<App>,
     headers: HeaderMap,
-    Json(mut event): Json<EventIn>,
+    JsonText(text): JsonText,
 ) -> Result<Response, Answer> {
-    if event.event_id.is_none() {
-        let key = headers.get("idempotency-key").and_then(|key| key.to_str().ok());
-        event.event_id = key.map(str::to_owned);
-    }
-    let event = event.validate().map_err(Answer::invalid)?;
+    let event = read_json_with::<EventIn>(&text, |event| add_idempotency_key(event, &headers))?;
     let event_id = event.id().to_owned();
     let accepted = app.hub.ingest().publish(vec![event], false).await?.pop();
     let status = match accepted {
@@ -33,11 +32,38 @@ pub(crate) async fn publish(
     Ok((status, axum::Json(PublishOut { event_id })).into_response())
 }
 
+/// The key becomes the event's id, where the event has none: whoever repeats the request stores nothing twice. A key that
+/// cannot be used is refused, because without it the repeated request would store a second event.
+fn add_idempotency_key(event: &mut EventIn, headers: &HeaderMap) -> Vec<FieldError> {
+    const NAME: &str = "Idempotency-Key";
+    let mut keys = headers.get_all(NAME).iter();
+    let Some(key) = keys.next() else { return Vec::new() };
+    let refused = |why: &str| vec![FieldError::new(NAME, why)];
+    if keys.next().is_some() {
+        return refused("is given more than once");
+    }
+    match key.to_str().ok().filter(|key| is_event_id(key)) {
+        Some(key) => {
+            event.event_id.get_or_insert_with(|| key.to_owned());
+            Vec::new()
+        }
+        None => refused("is not 1 to 128 characters of A-Z a-z 0-9 . _ : -"),
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct BatchParams {
     #[serde(default)]
     atomic: bool,
+}
+
+impl Input for BatchParams {
+    type Checked = Self;
+
+    fn validate(self) -> Result<Self, Vec<FieldError>> {
+        Ok(self)
+    }
 }
 
 /// Up to 1,000 events: 202 with one result each, or with `atomic` all or nothing.
@@ -61,7 +87,7 @@ pub(crate) async fn publish_batch(
 }
 
 fn event(item: &RawValue) -> Result<Event, Answer> {
-    parse::<EventIn>(item.get().as_bytes())?.validate().map_err(Answer::invalid)
+    Ok(read_json::<EventIn>(item.get().as_bytes())?)
 }
 
 async fn store_each(app: &App, events: Vec<Result<Event, Answer>>) -> Result<Vec<BatchItem>, Answer> {
@@ -134,6 +160,6 @@ fn refused(answer: Answer) -> BatchItem {
 }
 
 /// Where an event is.
-pub(crate) async fn trace(State(app): State<App>, Path(id): Path<String>) -> Result<axum::Json<EventTrace>, Answer> {
+pub(crate) async fn trace(State(app): State<App>, Segment(id): Segment) -> Result<axum::Json<EventTrace>, Answer> {
     app.hub.trace(&id).await?.map(axum::Json).ok_or_else(|| Answer::not_found("event"))
 }

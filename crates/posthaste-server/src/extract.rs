@@ -1,9 +1,9 @@
 use axum::body::Bytes;
-use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, header};
-use posthaste_api::suggest;
-use serde::de::DeserializeOwned;
+use axum::http::{HeaderMap, Uri, header};
+use posthaste_api::input::{detail, gather};
+use posthaste_api::{FieldError, Input, read_json};
 use uuid::Uuid;
 
 use crate::problem::{Answer, Code};
@@ -29,23 +29,16 @@ impl<S: Send + Sync> FromRequest<S> for JsonText {
     }
 }
 
-/// A JSON body that is a `T`.
-pub(crate) struct Json<T>(pub(crate) T);
+/// A JSON body that keeps every rule of `T`.
+pub(crate) struct Body<T: Input>(pub(crate) T::Checked);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Json<T> {
+impl<S: Send + Sync, T: Input> FromRequest<S> for Body<T> {
     type Rejection = Answer;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Answer> {
         let JsonText(text) = JsonText::from_request(request, state).await?;
-        parse(&text).map(Self)
+        Ok(Self(read_json::<T>(&text)?))
     }
-}
-
-pub(crate) fn parse<T: DeserializeOwned>(text: &[u8]) -> Result<T, Answer> {
-    serde_json::from_slice(text).map_err(|error| {
-        let code = if error.is_data() { Code::Invalid } else { Code::Malformed };
-        Answer::of(code, suggest::explain(&error.to_string()))
-    })
 }
 
 fn is_json(headers: &HeaderMap) -> bool {
@@ -57,27 +50,72 @@ fn is_json(headers: &HeaderMap) -> bool {
         || (media_type.len() > 5 && media_type[media_type.len() - 5..].eq_ignore_ascii_case("+json"))
 }
 
-/// A query string in which every name is known.
-pub(crate) struct Params<T>(pub(crate) T);
+/// A query string that keeps every rule of `T`.
+pub(crate) struct Params<T: Input>(pub(crate) T::Checked);
 
-impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Params<T> {
+impl<S: Send + Sync, T: Input> FromRequestParts<S> for Params<T> {
     type Rejection = Answer;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Answer> {
-        match Query::<T>::try_from_uri(&parts.uri) {
-            Ok(Query(params)) => Ok(Self(params)),
-            Err(error) => {
-                let text = error.body_text();
-                let text = text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text);
-                Err(Answer::of(Code::Invalid, suggest::explain(text)))
-            }
+        read_query::<T>(parts.uri.query().unwrap_or_default()).map(Self).map_err(Answer::invalid)
+    }
+}
+
+fn read_query<T: Input>(text: &str) -> Result<T::Checked, Vec<FieldError>> {
+    match query::<T>(text) {
+        Ok(params) => params.validate(),
+        Err(message) => {
+            let pairs = text.split('&').filter(|pair| !pair.is_empty());
+            let parts: Vec<(String, &str)> = pairs.map(|pair| (name_of(pair), pair)).collect();
+            let read = |parts: &[&(String, &str)]| {
+                query::<T>(&parts.iter().map(|(_, pair)| *pair).collect::<Vec<_>>().join("&"))
+            };
+            let explain = |part: &(String, &str), message: String| {
+                // The message begins with the name where the value is wrong.
+                let message = message.strip_prefix(&format!("{}: ", part.0)).unwrap_or(&message).to_owned();
+                vec![FieldError::new(part.0.chars().take(64).collect::<String>(), detail(&message))]
+            };
+            Err(gather(&parts, message, read, explain, |_| Vec::new()))
         }
+    }
+}
+
+fn query<T: Input>(text: &str) -> Result<T, String> {
+    let uri = Uri::builder().path_and_query(format!("/?{text}")).build().map_err(|error| error.to_string())?;
+    Query::<T>::try_from_uri(&uri).map(|Query(params)| params).map_err(|error| {
+        let text = error.body_text();
+        text.strip_prefix("Failed to deserialize query string: ").unwrap_or(&text).to_owned()
+    })
+}
+
+/// The name of a pair, decoded: as a caller would write it.
+fn name_of(pair: &str) -> String {
+    let uri = Uri::builder().path_and_query(format!("/?{}=", pair.split('=').next().unwrap_or_default())).build();
+    let pairs = uri.ok().and_then(|uri| Query::<Vec<(String, String)>>::try_from_uri(&uri).ok());
+    pairs.and_then(|Query(mut pairs)| pairs.pop()).map(|(name, _)| name).unwrap_or_else(|| pair.to_owned())
+}
+
+/// What stands in the place of `{id}` in a path.
+pub(crate) struct Segment(pub(crate) String);
+
+impl<S: Send + Sync> FromRequestParts<S> for Segment {
+    type Rejection = Answer;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Answer> {
+        let segment = Path::<String>::from_request_parts(parts, state).await;
+        segment.map(|Path(text)| Self(text)).map_err(|error| Answer::of(Code::Malformed, error.body_text()))
     }
 }
 
 /// An id in a path. What is no UUID is nothing's id.
 pub(crate) fn id(text: &str, what: &str) -> Result<Uuid, Answer> {
-    Uuid::parse_str(text).map_err(|_| Answer::not_found(what))
+    Uuid::parse_str(text).map_err(|_| {
+        let shown: String = text.chars().take(64).collect();
+        Answer::of(
+            Code::NotFound,
+            format!("there is no {what} with the id {shown:?}: ids are UUIDs, as lists show them"),
+        )
+    })
 }
 
 /// The version that an `If-Match` wants; none means any.

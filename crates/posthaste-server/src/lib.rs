@@ -8,6 +8,7 @@ mod events;
 mod extract;
 mod health;
 mod host;
+mod paging;
 mod problem;
 mod registry;
 mod router;

@@ -1,6 +1,6 @@
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use posthaste_api::{FieldError, Problem};
+use posthaste_api::{FieldError, InputError, Problem};
 use posthaste_core::{FaultKind, StoreError};
 use posthaste_hub::{ChannelError, IngestError, RegistrationError, RegistryError};
 
@@ -130,6 +130,16 @@ impl IntoResponse for Answer {
             headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
+    }
+}
+
+impl From<InputError> for Answer {
+    fn from(error: InputError) -> Self {
+        match error {
+            InputError::Malformed(why) => Self::of(Code::Malformed, why),
+            InputError::NotAnObject(why) => Self::of(Code::Invalid, why),
+            InputError::Invalid(errors) => Self::invalid(errors),
+        }
     }
 }
 

@@ -1,17 +1,16 @@
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use posthaste_api::{DefinitionIn, SubscriptionIn};
-use posthaste_hub::{Listed, PageRequest, SubscriptionFilter, Versioned};
+use posthaste_api::{DefinitionIn, FieldError, Input};
+use posthaste_hub::{
+    Created, Listed, PageRequest, SubscriptionFilter, SubscriptionReplacement, SubscriptionRequest, Versioned,
+};
 use serde::{Deserialize, Serialize};
 
-use crate::extract::{Json, Params, expected_version, id};
-use crate::problem::{Answer, Code};
+use crate::extract::{Body, Params, Segment, expected_version, id};
+use crate::paging;
+use crate::problem::Answer;
 use crate::router::App;
-
-/// The largest page of any list.
-pub(crate) const MAX_SIZE: u32 = 500;
-pub(crate) const DEFAULT_SIZE: u32 = 50;
 
 /// One page of a list.
 #[derive(Serialize)]
@@ -38,35 +37,53 @@ pub(crate) struct SubscriptionParams {
     size: Option<u32>,
 }
 
+impl Input for DefinitionParams {
+    type Checked = PageRequest;
+
+    fn validate(self) -> Result<PageRequest, Vec<FieldError>> {
+        let mut errors = Vec::new();
+        let request = paging::page_request(self.page, self.size, &mut errors);
+        if errors.is_empty() { Ok(request) } else { Err(errors) }
+    }
+}
+
+impl Input for SubscriptionParams {
+    type Checked = (SubscriptionFilter, PageRequest);
+
+    fn validate(self) -> Result<Self::Checked, Vec<FieldError>> {
+        let mut errors = Vec::new();
+        let request = paging::page_request(self.page, self.size, &mut errors);
+        let filter = SubscriptionFilter { subscriber_id: self.subscriber_id, definition_id: self.definition_id };
+        if errors.is_empty() { Ok((filter, request)) } else { Err(errors) }
+    }
+}
+
 pub(crate) async fn list_definitions(
     State(app): State<App>,
-    Params(params): Params<DefinitionParams>,
+    Params(request): Params<DefinitionParams>,
 ) -> Result<Response, Answer> {
-    let request = page_request(params.page, params.size)?;
     Ok(page(app.hub.registrations().definitions(request).await?, request))
 }
 
 pub(crate) async fn create_definition(
     State(app): State<App>,
-    Json(definition): Json<DefinitionIn>,
+    Body((key, description)): Body<DefinitionIn>,
 ) -> Result<Response, Answer> {
-    let (key, description) = definition.validate().map_err(Answer::invalid)?;
     let created = app.hub.registrations().create_definition(key, description).await?;
     Ok(versioned(StatusCode::CREATED, created))
 }
 
-pub(crate) async fn get_definition(State(app): State<App>, Path(path): Path<String>) -> Result<Response, Answer> {
+pub(crate) async fn get_definition(State(app): State<App>, Segment(path): Segment) -> Result<Response, Answer> {
     let found = app.hub.registrations().definition(id(&path, "definition")?).await?;
     Ok(versioned(StatusCode::OK, found))
 }
 
 pub(crate) async fn update_definition(
     State(app): State<App>,
-    Path(path): Path<String>,
+    Segment(path): Segment,
     headers: HeaderMap,
-    Json(definition): Json<DefinitionIn>,
+    Body((key, description)): Body<DefinitionIn>,
 ) -> Result<Response, Answer> {
-    let (key, description) = definition.validate().map_err(Answer::invalid)?;
     let (id, expected) = (id(&path, "definition")?, expected_version(&headers)?);
     let updated = app.hub.registrations().update_definition(id, key, description, expected).await?;
     Ok(versioned(StatusCode::OK, updated))
@@ -74,7 +91,7 @@ pub(crate) async fn update_definition(
 
 pub(crate) async fn delete_definition(
     State(app): State<App>,
-    Path(path): Path<String>,
+    Segment(path): Segment,
     headers: HeaderMap,
 ) -> Result<StatusCode, Answer> {
     let expected = expected_version(&headers)?;
@@ -84,34 +101,33 @@ pub(crate) async fn delete_definition(
 
 pub(crate) async fn list_subscriptions(
     State(app): State<App>,
-    Params(params): Params<SubscriptionParams>,
+    Params((filter, request)): Params<SubscriptionParams>,
 ) -> Result<Response, Answer> {
-    let request = page_request(params.page, params.size)?;
-    let filter = SubscriptionFilter { subscriber_id: params.subscriber_id, definition_id: params.definition_id };
     Ok(page(app.hub.registrations().subscriptions(&filter, request).await?, request))
 }
 
+/// 201, or 200 when the subscriber has this subscription already: the one that is there stays as it is.
 pub(crate) async fn create_subscription(
     State(app): State<App>,
-    Json(subscription): Json<SubscriptionIn>,
+    Body(new): Body<SubscriptionRequest>,
 ) -> Result<Response, Answer> {
-    let new = subscription.validate().map_err(Answer::invalid)?;
-    let created = app.hub.registrations().create_subscription(new).await?;
-    Ok(versioned(StatusCode::CREATED, created))
+    Ok(match app.hub.registrations().create_subscription(new).await? {
+        Created::New(subscription) => versioned(StatusCode::CREATED, subscription),
+        Created::Existing(subscription) => versioned(StatusCode::OK, subscription),
+    })
 }
 
-pub(crate) async fn get_subscription(State(app): State<App>, Path(path): Path<String>) -> Result<Response, Answer> {
+pub(crate) async fn get_subscription(State(app): State<App>, Segment(path): Segment) -> Result<Response, Answer> {
     let found = app.hub.registrations().subscription(id(&path, "subscription")?).await?;
     Ok(versioned(StatusCode::OK, found))
 }
 
 pub(crate) async fn update_subscription(
     State(app): State<App>,
-    Path(path): Path<String>,
+    Segment(path): Segment,
     headers: HeaderMap,
-    Json(subscription): Json<SubscriptionIn>,
+    Body(new): Body<SubscriptionReplacement>,
 ) -> Result<Response, Answer> {
-    let new = subscription.validate_update().map_err(Answer::invalid)?;
     let (id, expected) = (id(&path, "subscription")?, expected_version(&headers)?);
     let updated = app.hub.registrations().update_subscription(id, new, expected).await?;
     Ok(versioned(StatusCode::OK, updated))
@@ -119,21 +135,12 @@ pub(crate) async fn update_subscription(
 
 pub(crate) async fn delete_subscription(
     State(app): State<App>,
-    Path(path): Path<String>,
+    Segment(path): Segment,
     headers: HeaderMap,
 ) -> Result<StatusCode, Answer> {
     let expected = expected_version(&headers)?;
     app.hub.registrations().delete_subscription(id(&path, "subscription")?, expected).await?;
     Ok(StatusCode::NO_CONTENT)
-}
-
-/// Pages count from 0 and have at most 500 entries.
-pub(crate) fn page_request(page: Option<u32>, size: Option<u32>) -> Result<PageRequest, Answer> {
-    let size = size.unwrap_or(DEFAULT_SIZE);
-    match (1..=MAX_SIZE).contains(&size) {
-        true => Ok(PageRequest { page: page.unwrap_or(0), size }),
-        false => Err(Answer::of(Code::Invalid, format!("size {size} is not from 1 to {MAX_SIZE}"))),
-    }
 }
 
 fn page<T: Serialize>(listed: Listed<T>, request: PageRequest) -> Response {

@@ -52,6 +52,8 @@ pub struct SubscriptionFields {
     pub definition_id: String,
     /// Where events go.
     pub endpoint: String,
+    /// Of the whole address: the same subscriber, definition, tenant and address are the same subscription.
+    pub endpoint_digest: Bytes,
     /// What the body is when the event does not say.
     pub payload_type: String,
     /// The kind of credentials.
@@ -97,6 +99,15 @@ pub struct Subscription {
     pub updated_at: DateTime<Utc>,
     /// From 1, one more with every change.
     pub version: i64,
+}
+
+/// What a request to make something came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Created<T> {
+    /// It was made.
+    New(T),
+    /// It was there before, and stays as it is.
+    Existing(T),
 }
 
 /// Which subscriptions to list. Every given condition must hold.

@@ -5,6 +5,7 @@ use posthaste_api::suggest;
 use toml::{Table, Value};
 
 use super::Config;
+use crate::output::say;
 
 /// Read when no file is named, if it is there.
 const DEFAULT_FILE: &str = "posthaste.toml";
@@ -47,7 +48,13 @@ impl Layers {
             None => {}
         }
         for (name, value) in std::env::vars_os() {
-            let Some(name) = name.to_str().filter(|name| name.starts_with(PREFIX)) else { continue };
+            let Some(name) = name.to_str() else { continue };
+            if let Some(meant) = misspelt(name) {
+                say(format_args!("warning: environment variable {name} sets nothing: did you mean {meant}?"));
+            }
+            if !name.starts_with(PREFIX) {
+                continue;
+            }
             let refused = |message: &str| ConfigError::Variable { name: name.to_owned(), message: message.to_owned() };
             layers.add_variable(name, value.to_str().ok_or_else(|| refused("is not UTF-8"))?)?;
         }
@@ -112,6 +119,29 @@ impl Layers {
         merge(&mut self.values, layer, "", &mut |key| {
             self.origins.insert(key, origin.to_owned());
         });
+    }
+}
+
+/// The variable of a key that this name differs from in its underscores only, such as POSTHASTE_HTTP_LISTEN. Other
+/// variables may be anybody's: Kubernetes, for one, names some after each service.
+fn misspelt(name: &str) -> Option<String> {
+    if !name.starts_with("POSTHASTE") || name.starts_with(PREFIX) {
+        return None;
+    }
+    let folded = |name: &str| name.replace('_', "");
+    let mut keys = Vec::new();
+    variables(&Table::try_from(Config::default()).ok()?, PREFIX, &mut keys);
+    keys.into_iter().find(|key| folded(key) == folded(name))
+}
+
+/// The names of the variables for every key in the table.
+fn variables(table: &Table, inside: &str, found: &mut Vec<String>) {
+    for (name, value) in table {
+        let name = format!("{inside}{}", name.to_uppercase());
+        match value {
+            Value::Table(table) => variables(table, &format!("{name}{SEPARATOR}"), found),
+            _ => found.push(name),
+        }
     }
 }
 

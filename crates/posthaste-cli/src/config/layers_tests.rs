@@ -158,3 +158,12 @@ fn files_beside_the_database_have_its_name() {
     assert_eq!(config.key_file(), Path::new("/var/lib/p/p.db.key"));
     assert_eq!(config.lock_file(), Path::new("/var/lib/p/p.db.lock"));
 }
+
+#[test]
+fn a_variable_with_too_few_underscores_is_recognised() {
+    assert_eq!(misspelt("POSTHASTE_HTTP_LISTEN").as_deref(), Some("POSTHASTE__HTTP__LISTEN"));
+    assert_eq!(misspelt("POSTHASTE_OUTBOX__BATCH_SIZE").as_deref(), Some("POSTHASTE__OUTBOX__BATCH_SIZE"));
+    for others in ["POSTHASTE__HTTP__LISTEN", "POSTHASTE_PASSWORD", "POSTHASTE_SERVICE_HOST", "HTTP_LISTEN"] {
+        assert_eq!(misspelt(others), None, "{others}");
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead};
 
-use posthaste_api::{EventIn, suggest};
+use posthaste_api::{EventIn, InputError, read_json};
 use serde_json::value::RawValue;
 
 /// Something in the input that should be an event.
@@ -84,12 +84,14 @@ fn read_document(document: &[u8], first_line: u64, end: u64, take: &mut dyn FnMu
 
 /// The text itself, if the server can be expected to take it. What the server alone can know is left to it.
 fn checked(text: &str) -> Result<String, String> {
-    let event: EventIn = serde_json::from_str(text).map_err(|error| {
-        let told = suggest::explain(&without_place(&error));
-        let problem = if error.is_data() { "" } else { "is not JSON: " };
-        format!("{problem}{told} (column {})", error.column())
+    read_json::<EventIn>(text.as_bytes()).map_err(|error| match error {
+        InputError::NotAnObject(_) => "is not an event: write one JSON object for each".to_owned(),
+        InputError::Malformed(_) => match serde_json::from_str::<&RawValue>(text) {
+            Err(error) => format!("is not JSON: {} (column {})", without_place(&error), error.column()),
+            Ok(_) => error.to_string(),
+        },
+        error => error.to_string(),
     })?;
-    event.validate().map_err(|errors| errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))?;
     Ok(text.to_owned())
 }
 
@@ -199,7 +201,8 @@ mod tests {
         assert!(found[0].1.is_ok() && found[3].1.is_ok() && found.len() == 4);
         assert!(found[1].1.as_ref().unwrap_err().starts_with("is not JSON: "), "{found:?}");
         let told = found[2].1.as_ref().unwrap_err();
-        assert_eq!(told, "unknown field \"eventTyp\"; did you mean \"eventType\"? (column 11)");
+        assert!(told.starts_with("eventTyp: unknown field \"eventTyp\"; did you mean \"eventType\"?; "), "{told}");
+        assert!(told.contains("sourceService: is missing"), "everything that is wrong is told: {told}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 use serde_json::json;
 
+use crate::api::Answer;
 use crate::process::{Installation, items};
 use crate::subscriber::Subscriber;
 
@@ -17,7 +18,8 @@ async fn bad_requests_get_a_problem_that_says_what_to_do_and_store_nothing() {
     let event = |body: &str| ("POST", "/api/events", vec![JSON], body.to_owned());
     let cases = [
         (event("{"), 400, "malformed", "EOF"),
-        (event("[]"), 400, "invalid", "eventType"),
+        (event("[]"), 400, "invalid", "/api/events/batch"),
+        (event("7"), 400, "invalid", "object"),
         (event(r#"{"eventTyp":"t"}"#), 400, "invalid", "did you mean \"eventType\"?"),
         (event(r#"{"eventType":"t","payload":1}"#), 400, "invalid", "sourceService"),
         (event(r#"{"eventType":"a b","sourceService":"s","payload":1}"#), 400, "invalid", "eventType"),
@@ -46,7 +48,7 @@ async fn bad_requests_get_a_problem_that_says_what_to_do_and_store_nothing() {
         (("GET", "/api/dlt-messages?state=NEW", vec![], String::new()), 400, "invalid", "state"),
         (("GET", "/api/dlt-messages?status=OLD", vec![], String::new()), 400, "invalid", "PROCESSED"),
         (("GET", "/api/dlt-messages?from=yesterday", vec![], String::new()), 400, "invalid", "from"),
-        (("GET", "/api/dlt-messages/7", vec![], String::new()), 404, "not_found", "dead letter"),
+        (("GET", "/api/dlt-messages/7", vec![], String::new()), 404, "not_found", "no dead letter with the id \"7\""),
         (("GET", "/api/events/unheard-of", vec![], String::new()), 404, "not_found", "event"),
         (("GET", "/api/nothing", vec![], String::new()), 404, "not_found", "path"),
         (("DELETE", "/api/events", vec![], String::new()), 405, "method_not_allowed", "methods"),
@@ -66,6 +68,75 @@ async fn bad_requests_get_a_problem_that_says_what_to_do_and_store_nothing() {
     assert!(server.terminate().await.success());
     let arrivals = subscriber.arrivals();
     assert_eq!((arrivals.len(), arrivals[0].event_id.as_str()), (1, id.as_str()));
+}
+
+/// The fields that an answer names as wrong.
+fn fields(answer: &Answer) -> Vec<String> {
+    assert_eq!((answer.status, answer.code().as_str()), (400, "invalid"), "{}", answer.text);
+    let errors = answer.json()["errors"].as_array().cloned().unwrap_or_default();
+    errors.iter().map(|error| error["field"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_violation_of_a_request_is_named_with_its_field_at_once() {
+    let installation = Installation::new(&[]);
+    let server = installation.start().await;
+    let post =
+        async |path: &str, body: serde_json::Value| fields(&server.api.post(path, body.to_string()).await.unwrap());
+    let event = json!({ "eventType": 5, "sourceService": "a\u{0}b", "tenantId": "x\ny", "aggregateId": true,
+        "headers": { "a": "b", "n": 1 }, "colour": "red", "payload": 1 });
+    let expected = ["eventType", "aggregateId", "headers.n", "colour", "sourceService", "tenantId"];
+    assert_eq!(sorted(post("/api/events", event).await), sorted(expected));
+    assert_eq!(
+        post("/api/events", json!({ "payloadBase64": 7, "eventType": "t", "sourceService": "s" })).await,
+        ["payloadBase64"]
+    );
+    let subscription = json!({ "subscriberId": "a\u{7}", "eventKey": { "eventType": 1, "resourceType": "" },
+        "endpoint": "localhost:9000", "maxRetry": "three", "headers": { "host": "x" },
+        "auth": { "type": "BASIC_AUTH", "username": 5, "token": "t" } });
+    let expected =
+        ["subscriberId", "eventKey.eventType", "endpoint", "maxRetry", "headers", "auth.username", "auth.token"];
+    assert_eq!(sorted(post("/api/subscriptions", subscription).await), sorted(expected));
+    let replay = json!({ "ids": ["x", "00000000-0000-0000-0000-000000000000", 7], "reason": "a\u{0}" });
+    assert_eq!(sorted(post("/api/replay", replay).await), sorted(["ids[0]", "ids[2]", "reason"]));
+    let query = "/api/dlt-messages?size=501&page=x&status=OLD&from=now&colour=red&sort=up&page=2";
+    let answer = server.api.get(query).await.unwrap();
+    assert_eq!(sorted(fields(&answer)), sorted(["colour", "from", "page", "page", "size", "sort", "status"]));
+    assert_eq!(server.api.get("/api/dlt-messages?status=all").await.unwrap().status, 200);
+}
+
+fn sorted(fields: impl IntoIterator<Item = impl Into<String>>) -> Vec<String> {
+    let mut fields: Vec<String> = fields.into_iter().map(Into::into).collect();
+    fields.sort();
+    fields
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idempotency_key_that_cannot_be_used_is_refused_and_not_dropped() {
+    let installation = Installation::new(&[]);
+    let server = installation.start().await;
+    let body = r#"{"eventType":"t","sourceService":"s","payload":1}"#;
+    for key in ["order 1", "bestellung-ü", "", "order/1"] {
+        let headers = [JSON, ("idempotency-key", key)];
+        let answer = server.api.send("POST", "/api/events", &headers, body).await.unwrap();
+        assert_eq!(fields(&answer), ["Idempotency-Key"], "{key:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_subscription_again_is_answered_with_the_one_that_is_there() {
+    let installation = Installation::new(&[]);
+    let server = installation.start().await;
+    server.api.subscribe("t", "first", "http://127.0.0.1:1/").await;
+    let subscription = |endpoint: &str| {
+        json!({ "subscriberId": "billing", "eventKey": { "eventType": "t" }, "endpoint": endpoint }).to_string()
+    };
+    let made = server.api.post("/api/subscriptions", subscription("http://127.0.0.1:1/hook?token=a")).await.unwrap();
+    let again = server.api.post("/api/subscriptions", subscription("http://127.0.0.1:1/hook?token=a")).await.unwrap();
+    assert_eq!((made.status, again.status), (201, 200), "{}", again.text);
+    assert_eq!(made.json()["id"], again.json()["id"]);
+    let other = server.api.post("/api/subscriptions", subscription("http://127.0.0.1:1/hook?token=b")).await.unwrap();
+    assert_eq!(other.status, 201, "another token is another address");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -90,8 +90,7 @@ impl Registry {
             Box::pin(async move {
                 let changed = change(&mut *connection).await?;
                 if changed.is_ok() {
-                    let bump = "UPDATE registry_version SET version = version + 1";
-                    sqlx::query(bump).execute(connection).await?;
+                    raise_version(connection).await?;
                 }
                 Ok(changed)
             })
@@ -101,6 +100,10 @@ impl Registry {
 }
 
 const VERSION: &str = "SELECT version FROM registry_version";
+
+async fn raise_version(connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
+    sqlx::query("UPDATE registry_version SET version = version + 1").execute(connection).await.map(|_| ())
+}
 
 /// The version that stands, checked against the one that the caller expects.
 async fn check_version(

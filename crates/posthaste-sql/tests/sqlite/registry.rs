@@ -1,6 +1,7 @@
 use bytes::Bytes;
 use posthaste_sql::registry::{
-    DefinitionFields, EventKey, PageRequest, RegistryError, SubscriptionFields, SubscriptionFilter,
+    Created, DefinitionFields, EventKey, PageRequest, RegistryError, Subscription, SubscriptionFields,
+    SubscriptionFilter,
 };
 use posthaste_sql::sqlite::Registry;
 
@@ -27,6 +28,7 @@ fn subscription(definition_id: &str, subscriber_id: &str) -> SubscriptionFields 
         subscriber_id: subscriber_id.to_owned(),
         definition_id: definition_id.to_owned(),
         endpoint: "https://example.com/hook".to_owned(),
+        endpoint_digest: Bytes::from_static(b"digest of the address"),
         payload_type: "PAYLOAD_TYPE_JSON".to_owned(),
         auth_type: "NONE".to_owned(),
         auth_sealed: Bytes::from_static(&[0, 255, 1]),
@@ -35,6 +37,13 @@ fn subscription(definition_id: &str, subscriber_id: &str) -> SubscriptionFields 
         max_retry: Some(0),
         tenant_id: None,
         active: true,
+    }
+}
+
+async fn create(registry: &Registry, fields: SubscriptionFields) -> Subscription {
+    match registry.create_subscription(&new_id(), fields).await.unwrap() {
+        Created::New(subscription) => subscription,
+        Created::Existing(subscription) => panic!("it was there before: {subscription:?}"),
     }
 }
 
@@ -78,11 +87,11 @@ async fn subscriptions_are_made_changed_and_removed() {
     assert!(matches!(orphan, Err(RegistryError::UnknownDefinition)));
     let placed = registry.create_definition(definition("placed")).await.unwrap();
     let paid = registry.create_definition(definition("paid")).await.unwrap();
-    let made = registry.create_subscription(&new_id(), subscription(&placed.id, "billing")).await.unwrap();
+    let made = create(&registry, subscription(&placed.id, "billing")).await;
     assert_eq!((made.version, &made.fields), (1, &subscription(&placed.id, "billing")));
     assert_eq!(registry.subscription(&made.id).await.unwrap(), Some(made.clone()));
-    registry.create_subscription(&new_id(), subscription(&paid.id, "billing")).await.unwrap();
-    let third = registry.create_subscription(&new_id(), subscription(&paid.id, "audit")).await.unwrap();
+    create(&registry, subscription(&paid.id, "billing")).await;
+    let third = create(&registry, subscription(&paid.id, "audit")).await;
     assert!(matches!(registry.delete_definition(&placed.id, None).await, Err(RegistryError::InUse)));
 
     let count = |filter: SubscriptionFilter| {
@@ -116,7 +125,7 @@ async fn every_change_and_nothing_else_moves_the_version() {
     assert_eq!(registry.load_active().await.unwrap(), (0, Vec::new()));
     let definition = registry.create_definition(definition("placed")).await.unwrap();
     let subscription_of = || subscription(&definition.id, "billing");
-    let made = registry.create_subscription(&new_id(), subscription_of()).await.unwrap();
+    let made = create(&registry, subscription_of()).await;
     assert_eq!(registry.version().await.unwrap(), 2);
     assert_eq!(registry.load_active().await.unwrap(), (2, vec![(definition.clone(), made.clone())]));
     registry.create_definition(definition.fields.clone()).await.unwrap_err();
@@ -130,4 +139,24 @@ async fn every_change_and_nothing_else_moves_the_version() {
 
 fn new_id() -> String {
     uuid::Uuid::now_v7().to_string()
+}
+
+#[tokio::test]
+async fn the_same_subscription_again_answers_with_the_one_that_is_there() {
+    let file = File::new();
+    let registry = registry(&file).await;
+    let placed = registry.create_definition(definition("placed")).await.unwrap();
+    let first = create(&registry, subscription(&placed.id, "billing")).await;
+    let version = registry.version().await.unwrap();
+    let changed = SubscriptionFields { active: false, max_retry: Some(9), ..subscription(&placed.id, "billing") };
+    let again = registry.create_subscription(&new_id(), changed).await.unwrap();
+    assert_eq!(again, Created::Existing(first));
+    assert_eq!(registry.version().await.unwrap(), version, "nothing changed");
+    // Another subscriber, address or tenant is another subscription.
+    create(&registry, subscription(&placed.id, "audit")).await;
+    let elsewhere = Bytes::from_static(b"digest of another address");
+    create(&registry, SubscriptionFields { endpoint_digest: elsewhere, ..subscription(&placed.id, "billing") }).await;
+    let tenant_id = Some("acme".to_owned());
+    create(&registry, SubscriptionFields { tenant_id, ..subscription(&placed.id, "billing") }).await;
+    assert_eq!(registry.subscriptions(&SubscriptionFilter::default(), ALL).await.unwrap().total, 4);
 }

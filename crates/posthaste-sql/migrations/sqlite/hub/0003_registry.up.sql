@@ -20,6 +20,8 @@ CREATE TABLE subscription (
     subscriber_id TEXT NOT NULL,
     definition_id TEXT NOT NULL REFERENCES event_definition (id),
     endpoint      TEXT NOT NULL,
+    -- Of the whole address: what finds the subscription that a request would make a second time.
+    endpoint_digest BLOB NOT NULL,
     payload_type  TEXT NOT NULL,
     auth_type     TEXT NOT NULL,
     -- Encrypted; this database never sees a secret.
@@ -37,6 +39,8 @@ CREATE TABLE subscription (
 
 -- The list of one subscriber.
 CREATE INDEX subscription_subscriber ON subscription (subscriber_id, id);
+-- The subscription that a subscriber has already, when the same one is created again.
+CREATE INDEX subscription_same ON subscription (subscriber_id, definition_id, endpoint_digest);
 -- The list of one definition, and whether it is in use.
 CREATE INDEX subscription_definition ON subscription (definition_id, id);
 

@@ -3,40 +3,50 @@ use posthaste_core::StoreError;
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, QueryBuilder, Row};
 
-use super::{NOW_MS, Refusal, Registry, check_version, page, time};
-use crate::registry::{Page, PageRequest, RegistryError, Subscription, SubscriptionFields, SubscriptionFilter};
+use super::{NOW_MS, Refusal, Registry, check_version, page, raise_version, time};
+use crate::registry::{
+    Created, Page, PageRequest, RegistryError, Subscription, SubscriptionFields, SubscriptionFilter,
+};
 use crate::sqlite::clock::{millis, span};
 use crate::sqlite::faults::store_error;
 
-pub(super) const COLUMNS: &str = "subscription.id, subscriber_id, definition_id, endpoint, payload_type, auth_type, \
-     auth_sealed, headers, timeout_ms, max_retry, tenant_id, active, subscription.created_at, \
+pub(super) const COLUMNS: &str = "subscription.id, subscriber_id, definition_id, endpoint, endpoint_digest, \
+     payload_type, auth_type, auth_sealed, headers, timeout_ms, max_retry, tenant_id, active, subscription.created_at, \
      subscription.updated_at, subscription.version";
 
 const VERSION_OF: &str = "SELECT version FROM subscription WHERE id = ?";
 
 impl Registry {
-    /// Makes a subscription to a definition that is there. The id is the caller's, whose credentials are sealed for it.
+    /// Makes a subscription to a definition that is there, or answers with the one that the subscriber has already. The id
+    /// is the caller's, whose credentials are sealed for it.
     pub async fn create_subscription(
         &self,
         id: &str,
         fields: SubscriptionFields,
-    ) -> Result<Subscription, RegistryError> {
+    ) -> Result<Created<Subscription>, RegistryError> {
         let id = id.to_owned();
-        let create = self.change("create a subscription", move |connection| {
+        // Not by `change`: answering with what is there changes nothing.
+        let create = self.database.write("create a subscription", move |connection| {
             let (id, fields) = (id.clone(), fields.clone());
             Box::pin(async move {
                 if !is_defined(connection, &fields).await? {
                     return Ok(Err(Refusal::UnknownDefinition));
                 }
+                if let Some(existing) = same(connection, &fields).await? {
+                    return Ok(Ok(Created::Existing(existing)));
+                }
                 let sql = format!(
-                    "INSERT INTO subscription (subscriber_id, definition_id, endpoint, payload_type, auth_type,
-                         auth_sealed, headers, timeout_ms, max_retry, tenant_id, active, id, created_at, updated_at)
-                     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {NOW_MS}, {NOW_MS}) RETURNING {COLUMNS}"
+                    "INSERT INTO subscription (subscriber_id, definition_id, endpoint, endpoint_digest, payload_type,
+                         auth_type, auth_sealed, headers, timeout_ms, max_retry, tenant_id, active, id, created_at,
+                         updated_at)
+                     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {NOW_MS}, {NOW_MS}) RETURNING {COLUMNS}"
                 );
-                write(connection, sql, id, fields).await.map(Ok)
+                let made = write(connection, sql, id, fields).await?;
+                raise_version(connection).await?;
+                Ok(Ok(Created::New(made)))
             })
         });
-        create.await
+        create.await?.map_err(RegistryError::from)
     }
 
     /// Replaces what a subscription says, when it is at the expected version.
@@ -57,8 +67,8 @@ impl Registry {
                     return Ok(Err(Refusal::UnknownDefinition));
                 }
                 let sql = format!(
-                    "UPDATE subscription SET subscriber_id = ?, definition_id = ?, endpoint = ?, payload_type = ?,
-                         auth_type = ?, auth_sealed = ?, headers = ?, timeout_ms = ?, max_retry = ?, tenant_id = ?,
+                    "UPDATE subscription SET subscriber_id = ?, definition_id = ?, endpoint = ?,
+                         endpoint_digest = ?, payload_type = ?, auth_type = ?, auth_sealed = ?, headers = ?, timeout_ms = ?, max_retry = ?, tenant_id = ?,
                          active = ?, updated_at = {NOW_MS}, version = version + 1
                      WHERE id = ? RETURNING {COLUMNS}"
                 );
@@ -118,6 +128,20 @@ async fn is_defined(connection: &mut SqliteConnection, fields: &SubscriptionFiel
     sqlx::query_scalar(sql).bind(&fields.definition_id).fetch_one(connection).await
 }
 
+/// The oldest subscription of the same subscriber and tenant to the same events at the same address.
+async fn same(
+    connection: &mut SqliteConnection,
+    fields: &SubscriptionFields,
+) -> Result<Option<Subscription>, sqlx::Error> {
+    let sql = format!(
+        "SELECT {COLUMNS} FROM subscription
+         WHERE subscriber_id = ? AND definition_id = ? AND endpoint_digest = ? AND tenant_id IS ? ORDER BY id LIMIT 1"
+    );
+    let query = sqlx::query(AssertSqlSafe(sql)).bind(&fields.subscriber_id).bind(&fields.definition_id);
+    let query = query.bind(&fields.endpoint_digest[..]).bind(&fields.tenant_id);
+    query.fetch_optional(connection).await?.map(|row| read(&row, 0)).transpose()
+}
+
 /// Both statements bind the same, the id last.
 async fn write(
     connection: &mut SqliteConnection,
@@ -130,6 +154,7 @@ async fn write(
         .bind(fields.subscriber_id)
         .bind(fields.definition_id)
         .bind(fields.endpoint)
+        .bind(fields.endpoint_digest.to_vec())
         .bind(fields.payload_type)
         .bind(fields.auth_type)
         .bind(fields.auth_sealed.to_vec())
@@ -146,25 +171,26 @@ async fn write(
 
 /// Reads [`COLUMNS`], the first of which is at `start`.
 pub(super) fn read(row: &SqliteRow, start: usize) -> Result<Subscription, sqlx::Error> {
-    let headers: String = row.try_get(start + 7)?;
+    let headers: String = row.try_get(start + 8)?;
     let fields = SubscriptionFields {
         subscriber_id: row.try_get(start + 1)?,
         definition_id: row.try_get(start + 2)?,
         endpoint: row.try_get(start + 3)?,
-        payload_type: row.try_get(start + 4)?,
-        auth_type: row.try_get(start + 5)?,
-        auth_sealed: Bytes::from(row.try_get::<Vec<u8>, _>(start + 6)?),
+        endpoint_digest: Bytes::from(row.try_get::<Vec<u8>, _>(start + 4)?),
+        payload_type: row.try_get(start + 5)?,
+        auth_type: row.try_get(start + 6)?,
+        auth_sealed: Bytes::from(row.try_get::<Vec<u8>, _>(start + 7)?),
         headers: serde_json::from_str(&headers).map_err(|error| sqlx::Error::Decode(error.into()))?,
-        timeout: row.try_get::<Option<i64>, _>(start + 8)?.map(span),
-        max_retry: row.try_get(start + 9)?,
-        tenant_id: row.try_get(start + 10)?,
-        active: row.try_get(start + 11)?,
+        timeout: row.try_get::<Option<i64>, _>(start + 9)?.map(span),
+        max_retry: row.try_get(start + 10)?,
+        tenant_id: row.try_get(start + 11)?,
+        active: row.try_get(start + 12)?,
     };
     Ok(Subscription {
         id: row.try_get(start)?,
         fields,
-        created_at: time(row.try_get(start + 12)?),
-        updated_at: time(row.try_get(start + 13)?),
-        version: row.try_get(start + 14)?,
+        created_at: time(row.try_get(start + 13)?),
+        updated_at: time(row.try_get(start + 14)?),
+        version: row.try_get(start + 15)?,
     })
 }

@@ -1,0 +1,43 @@
+use crate::problem::FieldError;
+
+/// Gathers what is wrong with an input, so that all of it is told at once.
+#[derive(Default)]
+pub(crate) struct Errors(Vec<FieldError>);
+
+impl Errors {
+    pub(crate) fn add(&mut self, field: &str, detail: impl Into<String>) {
+        self.0.push(FieldError::new(field, detail));
+    }
+
+    /// `value`, if nothing was wrong.
+    pub(crate) fn none_or<T>(self, value: T) -> Result<T, Vec<FieldError>> {
+        if self.0.is_empty() { Ok(value) } else { Err(self.0) }
+    }
+
+    /// Names, tenants and ids: one line of text that is not empty. Control characters would reach logs, terminals and
+    /// HTTP headers, and some databases cannot store NUL.
+    pub(crate) fn check_name(&mut self, field: &str, text: &str, longest: usize, hint: &str) {
+        let length = text.chars().count();
+        if length == 0 || length > longest {
+            self.add(field, format!("is not 1 to {longest} characters{hint}"));
+        }
+        if let Some(character) = text.chars().find(|character| character.is_control()) {
+            self.add(field, refused_character(character));
+        }
+    }
+
+    /// Text for people, which may have several lines.
+    pub(crate) fn check_note(&mut self, field: &str, text: &str, longest: usize) {
+        if text.chars().count() > longest {
+            self.add(field, format!("has more than {longest} characters"));
+        }
+        let refused = |character: &char| character.is_control() && !matches!(character, '\n' | '\r' | '\t');
+        if let Some(character) = text.chars().find(refused) {
+            self.add(field, refused_character(character));
+        }
+    }
+}
+
+fn refused_character(character: char) -> String {
+    format!("contains the control character U+{:04X}: remove it", u32::from(character))
+}

@@ -1,0 +1,70 @@
+use posthaste_api::{FieldError, Input, NewSubscription, SubscriptionIn};
+use posthaste_webhook::{Endpoint, check_custom_headers};
+use serde::Deserialize;
+
+/// A subscription that is to be made, checked as a whole: by the rules of its fields, and by what can be sent over HTTP.
+#[derive(Deserialize)]
+#[serde(transparent)]
+pub struct SubscriptionRequest(SubscriptionIn);
+
+/// A subscription that replaces another: what is secret and absent stays as it is.
+#[derive(Deserialize)]
+#[serde(transparent)]
+pub struct SubscriptionReplacement(SubscriptionIn);
+
+impl From<SubscriptionIn> for SubscriptionRequest {
+    fn from(subscription: SubscriptionIn) -> Self {
+        Self(subscription)
+    }
+}
+
+impl Input for SubscriptionRequest {
+    type Checked = NewSubscription;
+
+    const EITHER: &[&[&str]] = TARGET;
+
+    fn validate(self) -> Result<NewSubscription, Vec<FieldError>> {
+        let unsendable = unsendable(&self.0);
+        with_more(self.0.validate(), unsendable)
+    }
+}
+
+impl Input for SubscriptionReplacement {
+    type Checked = NewSubscription;
+
+    const EITHER: &[&[&str]] = TARGET;
+
+    fn validate(self) -> Result<NewSubscription, Vec<FieldError>> {
+        let unsendable = unsendable(&self.0);
+        with_more(self.0.validate_update(), unsendable)
+    }
+}
+
+/// A subscription names its events by one of these.
+const TARGET: &[&[&str]] = &[&["definitionId", "eventKey"]];
+
+/// What no request could be made of. That an address is missing is said elsewhere.
+fn unsendable(subscription: &SubscriptionIn) -> Vec<FieldError> {
+    let mut errors = Vec::new();
+    if !subscription.endpoint.is_empty()
+        && let Err(error) = Endpoint::parse(&subscription.endpoint)
+    {
+        errors.push(FieldError::new("endpoint", error.to_string()));
+    }
+    let headers = subscription.headers.iter().flat_map(|headers| &headers.0);
+    if let Err(error) = check_custom_headers(headers.map(|(name, value)| (name, value))) {
+        errors.push(FieldError::new("headers", error.to_string()));
+    }
+    errors
+}
+
+fn with_more<T>(checked: Result<T, Vec<FieldError>>, more: Vec<FieldError>) -> Result<T, Vec<FieldError>> {
+    match checked {
+        Ok(checked) if more.is_empty() => Ok(checked),
+        Ok(_) => Err(more),
+        Err(mut errors) => {
+            errors.extend(more);
+            Err(errors)
+        }
+    }
+}
