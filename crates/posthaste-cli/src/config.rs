@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use posthaste_api::Domain;
 use posthaste_hub::{DeliverySettings, DltSettings, OutboxSettings, RoutingRule, RoutingSettings, Settings};
+use posthaste_server::ClientLimits;
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
 
@@ -38,6 +39,11 @@ pub struct Config {
 pub struct Http {
     #[serde(with = "text::address")]
     pub listen: SocketAddr,
+    #[serde(with = "text::duration")]
+    pub header_timeout: Duration,
+    #[serde(with = "text::duration")]
+    pub body_timeout: Duration,
+    pub max_connections: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -154,6 +160,12 @@ impl Config {
         name.into()
     }
 
+    /// How much the HTTP server bears from its clients.
+    pub fn client_limits(&self) -> ClientLimits {
+        let Http { header_timeout, body_timeout, max_connections, .. } = self.http;
+        ClientLimits { header_timeout, body_timeout, max_connections }
+    }
+
     /// What the hub wants to know of it.
     pub fn settings(&self) -> Settings {
         let Self { bus, outbox, routing, delivery, dlt, .. } = self.clone();
@@ -207,6 +219,9 @@ impl Config {
                        write 127.0.0.1 or [::1]";
             refuse("http.listen", true, why);
         }
+        refuse("http.header_timeout", http.header_timeout < MILLISECOND, "is shorter than 1ms");
+        refuse("http.body_timeout", http.body_timeout < MILLISECOND, "is shorter than 1ms");
+        refuse("http.max_connections", http.max_connections == 0, "is 0: nobody could connect");
         if let Some(why) = refused_database(&database.url) {
             refuse("database.url", true, &why);
         }
@@ -266,7 +281,12 @@ fn refused_database(url: &str) -> Option<String> {
 
 impl Default for Http {
     fn default() -> Self {
-        Self { listen: SocketAddr::from(([127, 0, 0, 1], 8080)) }
+        Self {
+            listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            header_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(30),
+            max_connections: 512,
+        }
     }
 }
 

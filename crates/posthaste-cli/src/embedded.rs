@@ -26,7 +26,7 @@ pub struct EmbeddedServer {
     address: SocketAddr,
     hub: Arc<Hub>,
     stop: CancellationToken,
-    serving: JoinHandle<io::Result<()>>,
+    serving: JoinHandle<()>,
     upkeep: JoinHandle<()>,
     /// Released last, when nothing uses the database any more.
     _lock: DatabaseLock,
@@ -105,7 +105,9 @@ impl EmbeddedServer {
         };
         let hub = Arc::new(Hub::start(parts).await?);
         let stop = CancellationToken::new();
-        let serving = tokio::spawn(posthaste_server::serve(listener, hub.clone(), metrics.clone(), stop.clone()));
+        let limits = config.client_limits();
+        let serving = posthaste_server::serve(listener, hub.clone(), metrics.clone(), limits, stop.clone());
+        let serving = tokio::spawn(serving);
         let upkeep = tokio::spawn(async move {
             loop {
                 tokio::time::sleep(UPKEEP).await;
@@ -122,7 +124,7 @@ impl EmbeddedServer {
 
     /// Returns only if the server ends by itself, which it never should.
     pub async fn ended(&mut self) -> io::Result<()> {
-        (&mut self.serving).await.map_err(io::Error::other)?
+        (&mut self.serving).await.map_err(io::Error::other)
     }
 
     /// Answers what was asked already, then finishes what is under way and closes the database.
@@ -131,7 +133,7 @@ impl EmbeddedServer {
         // After `ended` there is nothing left to wait for.
         let served = match self.serving.is_finished() {
             true => Ok(()),
-            false => self.serving.await.map_err(io::Error::other).flatten(),
+            false => self.serving.await.map_err(io::Error::other),
         };
         self.hub.stop().await;
         self.upkeep.abort();

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
@@ -7,6 +9,10 @@ use posthaste_api::{FieldError, Input, read_json};
 use uuid::Uuid;
 
 use crate::problem::{Answer, Code};
+
+/// How long a body may take to arrive. The router adds it to every request.
+#[derive(Clone, Copy)]
+pub(crate) struct BodyTimeout(pub(crate) Duration);
 
 /// A JSON body as the caller wrote it.
 pub(crate) struct JsonText(pub(crate) Bytes);
@@ -18,13 +24,14 @@ impl<S: Send + Sync> FromRequest<S> for JsonText {
         if !is_json(request.headers()) {
             return Err(Answer::of(Code::UnsupportedMediaType, "send JSON, with content-type: application/json"));
         }
-        let body =
-            Bytes::from_request(request, state).await.map_err(|rejection| match rejection.status().as_u16() {
-                413 => {
-                    Answer::of(Code::TooLarge, "send less: a single event, a smaller batch, or a reference to the data")
-                }
-                _ => Answer::of(Code::Malformed, rejection.body_text()),
-            })?;
+        let limit = request.extensions().get::<BodyTimeout>().map_or(Duration::MAX, |limit| limit.0);
+        let Ok(body) = tokio::time::timeout(limit, Bytes::from_request(request, state)).await else {
+            return Err(Answer::of(Code::RequestTimeout, "send the body faster, or in smaller requests"));
+        };
+        let body = body.map_err(|rejection| match rejection.status().as_u16() {
+            413 => Answer::of(Code::TooLarge, "send less: a single event, a smaller batch, or a reference to the data"),
+            _ => Answer::of(Code::Malformed, rejection.body_text()),
+        })?;
         Ok(Self(body))
     }
 }

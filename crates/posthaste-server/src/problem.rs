@@ -13,6 +13,7 @@ pub enum Code {
     ForeignHost,
     NotFound,
     MethodNotAllowed,
+    RequestTimeout,
     EventIdConflict,
     EventTypeCollision,
     TooManyChannels,
@@ -30,13 +31,14 @@ pub enum Code {
 
 impl Code {
     /// All codes.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Malformed,
         Self::Invalid,
         Self::BatchRefused,
         Self::ForeignHost,
         Self::NotFound,
         Self::MethodNotAllowed,
+        Self::RequestTimeout,
         Self::EventIdConflict,
         Self::EventTypeCollision,
         Self::TooManyChannels,
@@ -69,6 +71,7 @@ impl Code {
             Self::ForeignHost => ("foreign_host", 403, "the Host header names another machine"),
             Self::NotFound => ("not_found", 404, "not found"),
             Self::MethodNotAllowed => ("method_not_allowed", 405, "method not allowed"),
+            Self::RequestTimeout => ("request_timeout", 408, "the request took too long to arrive"),
             Self::EventIdConflict => ("event_id_conflict", 409, "another event has this id"),
             Self::EventTypeCollision => ("event_type_collision", 409, "another event type has this topic"),
             Self::TooManyChannels => ("too_many_channels", 409, "no more event types"),
@@ -122,7 +125,7 @@ impl IntoResponse for Answer {
         let mut response = (status, body).into_response();
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(Problem::CONTENT_TYPE));
-        if status == StatusCode::PAYLOAD_TOO_LARGE {
+        if matches!(status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT) {
             // The rest of the body is not read, so nothing else can follow on this connection.
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }

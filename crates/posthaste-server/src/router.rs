@@ -1,12 +1,14 @@
 use std::sync::Arc;
 
-use axum::Router;
 use axum::extract::DefaultBodyLimit;
 use axum::middleware::from_fn;
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use metrics_exporter_prometheus::PrometheusHandle;
 use posthaste_hub::Hub;
 
+use crate::connections::ClientLimits;
+use crate::extract::BodyTimeout;
 use crate::problem::{Answer, Code};
 use crate::{dead_letters, events, health, host, registry};
 
@@ -23,7 +25,7 @@ pub(crate) struct App {
     pub(crate) metrics: PrometheusHandle,
 }
 
-pub(crate) fn router(hub: Arc<Hub>, metrics: PrometheusHandle) -> Router {
+pub(crate) fn router(hub: Arc<Hub>, metrics: PrometheusHandle, limits: ClientLimits) -> Router {
     let limited = |limit| DefaultBodyLimit::max(limit);
     Router::new()
         .route("/api/events", post(events::publish).layer(limited(MAX_EVENT_BODY)))
@@ -52,6 +54,7 @@ pub(crate) fn router(hub: Arc<Hub>, metrics: PrometheusHandle) -> Router {
         .fallback(async || Answer::of(Code::NotFound, "there is nothing at this path"))
         .method_not_allowed_fallback(async || Answer::of(Code::MethodNotAllowed, "this path knows other methods"))
         .layer(limited(MAX_BODY))
+        .layer(Extension(BodyTimeout(limits.body_timeout)))
         .layer(from_fn(host::refuse_foreign))
         .with_state(App { hub, metrics })
 }

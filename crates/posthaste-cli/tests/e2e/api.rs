@@ -41,6 +41,10 @@ impl Api {
         Self { client: Client::builder(TokioExecutor::new()).build_http(), address }
     }
 
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     pub async fn send(
         &self,
         method: &str,

@@ -6,4 +6,5 @@ mod crash;
 mod delivery;
 mod process;
 mod readiness;
+mod slow_clients;
 mod subscriber;
