@@ -6,6 +6,7 @@ use serde_json::value::RawValue;
 
 use crate::duration::format_duration;
 use crate::headers::Headers;
+use crate::mask::{MASK, masked_endpoint};
 use crate::proto::{self, EventHubEvent, OutboxEvent, event_hub_event};
 
 /// A delivery as JSON for people, for dead letters and for looking into topics.
@@ -19,7 +20,7 @@ pub fn readable(delivery: &OutboxEvent) -> Box<RawValue> {
         subscription_id: &delivery.subscription_id,
         subscriber_id: &delivery.subscriber_id,
         delivery_id: &delivery.delivery_id,
-        endpoint: without_query_values(&delivery.endpoint),
+        endpoint: masked_endpoint(&delivery.endpoint),
         protocol: match delivery.protocol() {
             proto::Protocol::Http => "HTTP",
             proto::Protocol::Unspecified => "UNSPECIFIED",
@@ -28,7 +29,7 @@ pub fn readable(delivery: &OutboxEvent) -> Box<RawValue> {
         domain: &delivery.domain,
         timeout: delivery.timeout.and_then(|timeout| timeout.try_into().ok()).map(format_duration),
         max_retry: delivery.max_retry,
-        headers: Headers(delivery.headers.iter().map(|header| (header.name.clone(), "***".to_owned())).collect()),
+        headers: Headers(delivery.headers.iter().map(|header| (header.name.clone(), MASK.to_owned())).collect()),
         failure: delivery.failure.as_ref().map(|failure| ReadableFailure {
             code: &failure.code,
             message: &failure.message,
@@ -153,13 +154,4 @@ fn headers(headers: &[proto::Header]) -> Headers {
 
 fn time(timestamp: &Option<prost_types::Timestamp>) -> Option<DateTime<Utc>> {
     timestamp.as_ref().and_then(proto::datetime)
-}
-
-fn without_query_values(address: &str) -> String {
-    let Some((place, query)) = address.split_once('?') else { return address.to_owned() };
-    let hidden = query.split('&').map(|pair| match pair.split_once('=') {
-        Some((name, _)) => format!("{name}=***"),
-        None => "***".to_owned(),
-    });
-    format!("{place}?{}", hidden.collect::<Vec<_>>().join("&"))
 }

@@ -30,7 +30,7 @@ pub struct Subscription {
     pub definition_id: Uuid,
     /// The key of that definition.
     pub event_key: EventKey,
-    /// The address that is called.
+    /// The address that is called; the values of its query string are masked.
     pub endpoint: String,
     /// How it is called.
     pub protocol: Protocol,
@@ -38,7 +38,7 @@ pub struct Subscription {
     pub payload_type: PayloadType,
     /// What may be shown of the credentials.
     pub auth: AuthOut,
-    /// Headers that are added to each request.
+    /// Headers that are added to each request, with masked values.
     #[serde(default, skip_serializing_if = "Headers::is_empty")]
     pub headers: Headers,
     /// How long one attempt may take, if not the configured time.
@@ -83,7 +83,7 @@ pub struct SubscriptionIn {
     /// The credentials. Absent: none in a new subscription, the stored ones in an update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auth: Option<AuthIn>,
-    /// Headers to add to each request.
+    /// Headers to add to each request. Absent: none in a new subscription, the stored ones in an update.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headers: Option<Headers>,
     /// How long one attempt may take.
@@ -116,8 +116,8 @@ pub struct NewSubscription {
     pub payload_type: PayloadType,
     /// The credentials, if the caller said anything about them.
     pub auth: Option<AuthIn>,
-    /// Headers to add to each request.
-    pub headers: Headers,
+    /// Headers to add to each request, if the caller said anything about them.
+    pub headers: Option<Headers>,
     /// How long one attempt may take.
     pub timeout: Option<Duration>,
     /// How many attempts may follow the first.
@@ -197,7 +197,7 @@ impl SubscriptionIn {
             protocol: self.protocol,
             payload_type: self.payload_type,
             auth: self.auth,
-            headers: self.headers.unwrap_or_default(),
+            headers: self.headers,
             timeout,
             max_retry: self.max_retry,
             tenant_id: self.tenant_id,

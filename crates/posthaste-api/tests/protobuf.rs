@@ -39,7 +39,7 @@ fn delivery(payload: event_hub_event::Event) -> OutboxEvent {
         delivery_id: "dlv".into(),
         endpoint: "https://example.com/hook?token=t0ken&v=1".into(),
         protocol: Protocol::Http.into(),
-        sealed_auth: Bytes::from_static(b"sealed"),
+        sealed_credentials: Bytes::from_static(b"sealed"),
         payload_type: PayloadType::Json.into(),
         domain: "organization".into(),
         timeout: Some(duration(std::time::Duration::from_millis(1_500))),

@@ -76,7 +76,7 @@ fn any_matches_an_absent_field_too() {
 fn a_subscription_has_sensible_defaults() {
     let new = subscription(json!({})).validate().unwrap();
     assert_eq!((new.protocol, new.payload_type, new.active), (Protocol::Http, PayloadType::Json, true));
-    assert_eq!((new.auth, new.timeout, new.max_retry, new.headers), (None, None, None, Headers::default()));
+    assert_eq!((new.auth, new.timeout, new.max_retry, new.headers), (None, None, None, None));
     let key = EventKey { event_type: "order.placed".into(), ..EventKey::default() };
     assert_eq!(new.target, Target::Key(key));
 }
@@ -92,7 +92,7 @@ fn a_subscription_is_read_whole() {
     let new = new.validate().unwrap();
     assert_eq!(new.target, Target::Definition(id));
     assert_eq!((new.timeout, new.max_retry, new.active), (Some(Duration::from_millis(500)), Some(0), false));
-    assert_eq!(new.headers, Headers(vec![("x-team".into(), "a".into())]));
+    assert_eq!(new.headers, Some(Headers(vec![("x-team".into(), "a".into())])));
     assert_eq!(new.auth, Some(AuthIn::JwtHeader { token: Some("abc".to_owned().into()) }));
 }
 
@@ -160,7 +160,7 @@ fn secrets_do_not_go_out() {
             protocol: new.protocol,
             payload_type: new.payload_type,
             auth: new.auth.unwrap().public(),
-            headers: new.headers,
+            headers: new.headers.unwrap_or_default(),
             timeout: None,
             max_retry: None,
             tenant_id: None,

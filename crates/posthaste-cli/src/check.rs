@@ -2,8 +2,8 @@ use std::io;
 use std::net::TcpListener;
 use std::path::Path;
 
-use posthaste_hub::Sealer;
-use posthaste_sql::sqlite::{Database, OpenError, Schema};
+use posthaste_hub::{Sealer, SecretError};
+use posthaste_sql::sqlite::{Database, OpenError, Registry, Schema};
 use serde::Serialize;
 
 use crate::args::{ServerFlags, Shared};
@@ -49,7 +49,7 @@ pub async fn run(shared: &Shared, flags: &CheckFlags) -> anyhow::Result<()> {
         finding("configuration", Ok(file.unwrap_or_else(|| "defaults and environment; no file".to_owned()))),
         finding("database", database(&config).await),
         finding("server", server(&config, is_running)),
-        finding("key file", key_file(&config)),
+        finding("key file", key_file(&config).await),
         finding("address", address(&config, is_running)),
     ];
     shared.output.print(&findings, |findings| {
@@ -106,16 +106,31 @@ fn server(config: &Config, is_running: bool) -> Result<String, StartError> {
     })
 }
 
-fn key_file(config: &Config) -> Result<String, StartError> {
+async fn key_file(config: &Config) -> Result<String, StartError> {
     let path = config.key_file();
     if path.exists() {
-        Sealer::open(&path)?;
+        Sealer::read(&path)?;
         return Ok(format!("{} holds a key", path.display()));
     }
-    Ok(match config.database_file().exists() {
-        true => format!("{} is missing: a new one cannot open credentials that were sealed before", path.display()),
-        false => format!("{} is not there yet; `posthaste serve` makes it", path.display()),
-    })
+    if has_sealed_credentials(config).await? {
+        return Err(SecretError::Missing(path).into());
+    }
+    Ok(format!("{} is not there yet; `posthaste serve` makes it", path.display()))
+}
+
+async fn has_sealed_credentials(config: &Config) -> Result<bool, StartError> {
+    if !config.database_file().exists() {
+        return Ok(false);
+    }
+    let database = Database::open(&config.database.url).await?;
+    let found = async {
+        let Schema { found, known } = database.schema().await?;
+        // Only a database with the schema of this program can be asked.
+        Ok(found == Some(known) && Registry::new(database.clone()).has_sealed_credentials().await?)
+    };
+    let found = found.await.map_err(posthaste_hub::StartError::Store);
+    database.close().await;
+    Ok(found?)
 }
 
 fn address(config: &Config, is_running: bool) -> Result<String, StartError> {

@@ -1,6 +1,7 @@
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use metrics_exporter_prometheus::BuildError;
 use posthaste_core::outbox;
 use posthaste_hub::{Hub, Parts, Sealer, SecretError};
-use posthaste_sql::sqlite::{Database, OpenError};
+use posthaste_sql::sqlite::{Database, OpenError, Registry};
 use posthaste_webhook::{Client, ClientOptions};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -73,7 +74,8 @@ impl StartError {
             Self::AddressInUse { .. } | Self::Listen { .. } | Self::DatabaseInUse { .. } | Self::Metrics(_) => {
                 Exit::Failed
             }
-            Self::Unwritable { .. } | Self::Secrets(_) => Exit::Unreachable,
+            Self::Unwritable { .. } | Self::Secrets(SecretError::KeyFile { .. }) => Exit::Unreachable,
+            Self::Secrets(_) => Exit::Usage,
             Self::Database(error) | Self::Hub(posthaste_hub::StartError::Open(error)) => match error {
                 // The database was reached; it is this program that cannot use it.
                 OpenError::NewerSchema { .. } | OpenError::Migration(_) => Exit::Failed,
@@ -94,11 +96,14 @@ impl EmbeddedServer {
         let address =
             listener.local_addr().map_err(|source| StartError::Listen { address: config.http.listen, source })?;
         let lock = DatabaseLock::take(config)?;
+        make_private(&config.database_file());
         let database = Database::open(&config.database.url).await?;
+        database.migrate_hub().await?;
+        let sealer = open_sealer(&config.key_file(), &database).await?;
         let parts = Parts {
             database,
             client: Client::new(ClientOptions::default()),
-            sealer: Sealer::open(&config.key_file())?,
+            sealer,
             settings: config.settings(),
             // The lock says so.
             alone: true,
@@ -141,6 +146,39 @@ impl EmbeddedServer {
     }
 }
 
+/// The key of the installation. A new one is made only as long as nothing is sealed with an old one.
+pub async fn open_sealer(path: &Path, database: &Database) -> Result<Sealer, StartError> {
+    match Sealer::read(path) {
+        Err(SecretError::Missing(_)) => {
+            let sealed = Registry::new(database.clone()).has_sealed_credentials().await;
+            match sealed.map_err(posthaste_hub::StartError::Store)? {
+                true => Err(SecretError::Missing(path.to_owned()).into()),
+                false => Ok(Sealer::open(path)?),
+            }
+        }
+        read => Ok(read?),
+    }
+}
+
+/// Makes a new database file that only its owner can read: it holds payloads. SQLite gives the files beside it (-wal,
+/// -shm) the mode of the database. An older file keeps the mode that somebody gave it.
+fn make_private(path: &Path) {
+    match OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            let mode = std::fs::metadata(path).map(|metadata| metadata.permissions().mode() & 0o777).unwrap_or(0);
+            if mode & 0o007 != 0 {
+                let path = path.display();
+                tracing::warn!(
+                    "every user can read or write database {path} (mode {mode:03o}): run `chmod 600 {path}`"
+                );
+            }
+        }
+        // SQLite will say what is wrong with the place.
+        Err(_) => {}
+    }
+}
+
 async fn listen(address: SocketAddr) -> Result<TcpListener, StartError> {
     TcpListener::bind(address).await.map_err(|source| match source.kind() {
         io::ErrorKind::AddrInUse => StartError::AddressInUse { address, source },
@@ -176,7 +214,7 @@ impl DatabaseLock {
     }
 
     fn take_file(path: &Path) -> Result<Self, TryLockError> {
-        let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
+        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path);
         let file = file.map_err(TryLockError::Error)?;
         file.try_lock()?;
         Ok(Self { _file: file })

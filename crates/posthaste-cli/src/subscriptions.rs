@@ -267,7 +267,7 @@ fn authority(endpoint: &str) -> String {
     authority.rsplit('@').next().unwrap_or_default().to_owned()
 }
 
-/// What replaces a subscription by itself. Its credentials are not known here; leaving them out keeps them.
+/// What replaces a subscription by itself. Its secrets are not known here; leaving them out, or masked, keeps them.
 fn unchanged(subscription: &Subscription) -> SubscriptionIn {
     SubscriptionIn {
         subscriber_id: subscription.subscriber_id.clone(),
@@ -277,7 +277,7 @@ fn unchanged(subscription: &Subscription) -> SubscriptionIn {
         protocol: subscription.protocol,
         payload_type: subscription.payload_type,
         auth: None,
-        headers: Some(subscription.headers.clone()),
+        headers: None,
         timeout: subscription.timeout.clone(),
         max_retry: subscription.max_retry,
         tenant_id: subscription.tenant_id.clone(),

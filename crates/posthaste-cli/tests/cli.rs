@@ -1,7 +1,9 @@
 //! The commands as a user types them: the real binary, its exit codes and its words.
 
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread::JoinHandle;
@@ -209,6 +211,46 @@ fn one_database_has_one_server() {
     assert!(ran.stdout.contains("one is running on this database"), "{}", ran.stdout);
     assert_eq!(server.terminate().code(), Some(0));
     assert_eq!(place.serve().terminate().code(), Some(0), "the lock is given back");
+}
+
+fn mode_of(path: &std::path::Path) -> u32 {
+    std::fs::metadata(path).unwrap_or_else(|error| panic!("{}: {error}", path.display())).permissions().mode() & 0o777
+}
+
+#[test]
+fn a_missing_key_file_is_not_replaced_while_credentials_are_sealed() {
+    let place = Place::new();
+    assert_eq!(place.serve().terminate().code(), Some(0));
+    let key = place.path("posthaste.db.key");
+    std::fs::remove_file(&key).unwrap();
+    // Nothing is sealed yet, so a new key harms nobody.
+    let server = place.serve();
+    let create =
+        ["subscriptions", "create", "--event", "a", "--to", "http://127.0.0.1:1/?token=x", "--server", &server.url];
+    place.run(&create).expect(0, "");
+    assert_eq!(server.terminate().code(), Some(0));
+    let kept = std::fs::read(&key).unwrap();
+    std::fs::remove_file(&key).unwrap();
+    let ran = place.run(&["serve", "--listen", "127.0.0.1:0"]).expect(2, "key file posthaste.db.key is missing");
+    assert!(ran.stderr.contains("restore it from a backup"), "{}", ran.stderr);
+    assert!(!key.exists(), "no new key was made");
+    let ran = place.run(&["check", "--listen", "127.0.0.1:0"]).expect(2, "");
+    assert!(ran.stdout.contains("posthaste.db.key is missing"), "{}", ran.stdout);
+
+    std::fs::write(&key, kept).unwrap();
+    std::fs::set_permissions(&key, Permissions::from_mode(0o644)).unwrap();
+    place.run(&["serve", "--listen", "127.0.0.1:0"]).expect(2, "run `chmod 600 posthaste.db.key`");
+    std::fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
+    assert_eq!(place.serve().terminate().code(), Some(0));
+}
+
+#[test]
+fn the_files_of_a_server_are_its_owners_only() {
+    let place = Place::new();
+    let _server = place.serve();
+    for name in ["posthaste.db", "posthaste.db-wal", "posthaste.db-shm", "posthaste.db.key", "posthaste.db.lock"] {
+        assert_eq!(mode_of(&place.path(name)), 0o600, "{name}");
+    }
 }
 
 #[test]

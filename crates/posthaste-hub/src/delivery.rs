@@ -12,8 +12,8 @@ use posthaste_webhook::{Auth, Client, Endpoint, Request};
 use prost::Message;
 use tokio_util::sync::CancellationToken;
 
+use crate::credentials::Credentials;
 use crate::lanes::Lanes;
-use crate::registrations::open_auth;
 use crate::secrets::{Sealer, SecretError};
 
 /// How long a letter whose lane was full waits before it asks again.
@@ -66,30 +66,35 @@ impl Postman {
     fn request(&self, message: &OutboxEvent, attempt: u32, at_least: Duration) -> Result<Request, Failure> {
         let unbuildable = |message: String| Failure::permanent("unbuildable", message);
         let event = message.event.as_ref().ok_or_else(|| unbuildable("the envelope has no event".to_owned()))?;
-        let endpoint = Endpoint::parse(&message.endpoint).map_err(|error| unbuildable(error.to_string()))?;
+        let credentials = self.credentials(message)?;
+        let address = credentials.endpoint.as_deref().unwrap_or(&message.endpoint);
+        let endpoint = Endpoint::parse(address).map_err(|error| unbuildable(error.to_string()))?;
         let body = body(event).ok_or_else(|| unbuildable("the event has no payload".to_owned()))?;
         let own_limit = message.timeout.as_ref().and_then(|timeout| Duration::try_from(*timeout).ok());
         Ok(Request {
             endpoint,
             body,
             content_type: content_type(message, event),
-            headers: request_headers(message, event, attempt),
-            auth: self.auth(message)?,
+            headers: request_headers(message, event, attempt, credentials.headers),
+            auth: sent_auth(credentials.auth),
             timeout: own_limit.unwrap_or_default().max(at_least),
         })
     }
 
-    fn auth(&self, message: &OutboxEvent) -> Result<Auth, Failure> {
+    fn credentials(&self, message: &OutboxEvent) -> Result<Credentials, Failure> {
         // Not the subscriber's fault and not for ever: an operator can bring the key back.
         let closed =
             |error: SecretError| Failure::outage("sealed", "the credentials cannot be opened").cause(error.to_string());
-        let auth = open_auth(&self.sealer, &message.subscription_id, &message.sealed_auth).map_err(closed)?;
-        let exposed = |secret: Option<Secret>| secret.map(|secret| secret.expose().to_owned()).unwrap_or_default();
-        Ok(match auth {
-            AuthIn::None {} => Auth::None,
-            AuthIn::BasicAuth { username, password } => Auth::Basic { username, password: exposed(password) },
-            AuthIn::HeaderToken { token } | AuthIn::JwtHeader { token } => Auth::Bearer { token: exposed(token) },
-        })
+        Credentials::open(&self.sealer, &message.subscription_id, &message.sealed_credentials).map_err(closed)
+    }
+}
+
+fn sent_auth(auth: AuthIn) -> Auth {
+    let exposed = |secret: Option<Secret>| secret.map(|secret| secret.expose().to_owned()).unwrap_or_default();
+    match auth {
+        AuthIn::None {} => Auth::None,
+        AuthIn::BasicAuth { username, password } => Auth::Basic { username, password: exposed(password) },
+        AuthIn::HeaderToken { token } | AuthIn::JwtHeader { token } => Auth::Bearer { token: exposed(token) },
     }
 }
 
@@ -110,7 +115,12 @@ fn content_type(message: &OutboxEvent, event: &EventHubEvent) -> Cow<'static, st
     }
 }
 
-fn request_headers(message: &OutboxEvent, event: &EventHubEvent, attempt: u32) -> Vec<(String, String)> {
+fn request_headers(
+    message: &OutboxEvent,
+    event: &EventHubEvent,
+    attempt: u32,
+    own: Vec<(String, String)>,
+) -> Vec<(String, String)> {
     let mut headers = vec![
         ("webhook-id".to_owned(), event.event_id.clone()),
         ("webhook-timestamp".to_owned(), Utc::now().timestamp().to_string()),
@@ -129,7 +139,7 @@ fn request_headers(message: &OutboxEvent, event: &EventHubEvent, attempt: u32) -
         room = left;
         headers.push((name, header.value.clone()));
     }
-    headers.extend(message.headers.iter().map(|header| (header.name.clone(), header.value.clone())));
+    headers.extend(own);
     headers
 }
 

@@ -79,12 +79,12 @@ pub(crate) fn delivery_record(
         delivery_id: delivery_id(&event.event_id, id).to_string(),
         endpoint: subscription.endpoint.clone(),
         protocol: proto::Protocol::Http.into(),
-        sealed_auth: subscription.auth_sealed.clone(),
+        sealed_credentials: subscription.credentials_sealed.clone(),
         payload_type: subscriber.payload_type().into(),
         domain: domain.to_string(),
         timeout: Some(proto::duration(subscription.timeout.unwrap_or(defaults.timeout))),
         max_retry: Some(subscription.max_retry.unwrap_or(defaults.max_retry)),
-        headers: headers(&subscription.headers),
+        headers: unvalued_headers(&subscription.header_names),
         failure: None,
     };
     Record {
@@ -167,6 +167,10 @@ pub(crate) fn new_letter(message: &OutboxEvent, retry_interval: Duration) -> New
         first_failed_at: failure.first_failed_at.as_ref().and_then(proto::datetime).unwrap_or_else(Utc::now),
         first_delay: retry_interval.max(asked),
     }
+}
+
+fn unvalued_headers(names: &[String]) -> Vec<proto::Header> {
+    names.iter().map(|name| proto::Header { name: name.clone(), value: String::new() }).collect()
 }
 
 fn headers(headers: &[(String, String)]) -> Vec<proto::Header> {

@@ -5,6 +5,7 @@
 
 mod attempt_log;
 mod channels;
+mod credentials;
 mod delivery;
 mod depths;
 mod dlt_intake;

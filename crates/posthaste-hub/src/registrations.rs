@@ -1,5 +1,8 @@
 use bytes::Bytes;
-use posthaste_api::{AuthIn, AuthOut, EventKey, FieldError, Headers, NewSubscription, PayloadType, Protocol, Target};
+use posthaste_api::{
+    AuthIn, AuthOut, EventKey, FieldError, Headers, MASK, NewSubscription, PayloadType, Protocol, Target,
+    is_masked_endpoint, masked_endpoint,
+};
 use posthaste_core::{FaultKind, StoreError};
 use posthaste_sql::registry::{
     self, Created, DefinitionFields, PageRequest, RegistryError, SubscriptionFields, SubscriptionFilter,
@@ -8,6 +11,7 @@ use posthaste_sql::sqlite::Registry;
 use posthaste_webhook::{Endpoint, EndpointError};
 use uuid::Uuid;
 
+use crate::credentials::{Credentials, with_old_secret, with_old_values};
 use crate::secrets::{Sealer, SecretError, plain_digest};
 
 /// Definitions and subscriptions: what may be stored, and what is shown of it.
@@ -99,7 +103,9 @@ impl Registrations {
     ) -> Result<Created<Versioned<posthaste_api::Subscription>>, RegistrationError> {
         let id = Uuid::now_v7();
         let auth = new.auth.clone().unwrap_or(AuthIn::None {});
-        let fields = self.stored(id, new, &auth).await?;
+        let headers = new.headers.clone().unwrap_or_default().0;
+        let credentials = Credentials::new(auth, &new.endpoint, headers);
+        let fields = self.stored(id, new, credentials).await?;
         Ok(match self.registry.create_subscription(&id.to_string(), fields).await? {
             Created::New(made) => Created::New(self.shown(made).await?),
             Created::Existing(found) => Created::Existing(self.shown(found).await?),
@@ -114,17 +120,21 @@ impl Registrations {
         expected: Option<i64>,
     ) -> Result<Versioned<posthaste_api::Subscription>, RegistrationError> {
         let before = self.registry.subscription(&id.to_string()).await?.ok_or(RegistryError::NotFound)?;
-        // The old secret is needed only where no new one is given: after the loss of the key, new ones can be entered.
-        let (auth, expected) = match &new.auth {
-            Some(auth) if !auth.keeps_secret() => (auth.clone(), expected),
-            Some(auth) => {
-                let auth = with_old_secret(auth.clone(), &self.opened(&before)?).map_err(RegistrationError::Invalid)?;
-                (auth, expected.or(Some(before.version)))
+        // The old secrets are needed only where no new ones are given: after the loss of the key, new ones can be entered.
+        let (new, credentials, expected) = match keeps_secrets(&new, &before.fields) {
+            // The version that was read: somebody else may be changing the secrets at this moment.
+            true => {
+                let (new, credentials) = with_stored(new, &before.fields, self.opened(&before)?)?;
+                (new, credentials, expected.or(Some(before.version)))
             }
-            // The version that was read: somebody else may be changing the secret at this moment.
-            None => (self.opened(&before)?, expected.or(Some(before.version))),
+            false => {
+                let auth = new.auth.clone().unwrap_or(AuthIn::None {});
+                let headers = new.headers.clone().unwrap_or_default().0;
+                let credentials = Credentials::new(auth, &new.endpoint, headers);
+                (new, credentials, expected)
+            }
         };
-        let fields = self.stored(id, new, &auth).await?;
+        let fields = self.stored(id, new, credentials).await?;
         self.shown(self.registry.update_subscription(&id.to_string(), fields, expected).await?).await
     }
 
@@ -162,7 +172,7 @@ impl Registrations {
         &self,
         id: Uuid,
         new: NewSubscription,
-        auth: &AuthIn,
+        credentials: Credentials,
     ) -> Result<SubscriptionFields, RegistrationError> {
         let unusable =
             |error: EndpointError| RegistrationError::Invalid(vec![FieldError::new("endpoint", error.to_string())]);
@@ -171,11 +181,11 @@ impl Registrations {
             subscriber_id: new.subscriber_id,
             definition_id: self.definition_id(new.target).await?,
             endpoint_digest: self.digest(&endpoint),
-            endpoint: new.endpoint,
+            endpoint: masked_endpoint(&new.endpoint),
             payload_type: payload_type_name(new.payload_type).to_owned(),
-            auth_type: auth_type(&auth.public()).to_owned(),
-            auth_sealed: self.sealed(id, auth)?,
-            headers: new.headers.0,
+            auth_type: auth_type(&credentials.auth.public()).to_owned(),
+            credentials_sealed: credentials.seal(&self.sealer, &id.to_string())?,
+            header_names: credentials.headers.into_iter().map(|(name, _)| name).collect(),
             timeout: new.timeout,
             max_retry: new.max_retry,
             tenant_id: new.tenant_id,
@@ -206,16 +216,8 @@ impl Registrations {
         }
     }
 
-    fn sealed(&self, id: Uuid, auth: &AuthIn) -> Result<Bytes, RegistrationError> {
-        if matches!(auth, AuthIn::None {}) {
-            return Ok(Bytes::new());
-        }
-        let text = serde_json::to_vec(auth).map_err(|_| SecretError::Damaged)?;
-        Ok(self.sealer.seal(&id.to_string(), &text)?.into())
-    }
-
-    fn opened(&self, subscription: &registry::Subscription) -> Result<AuthIn, RegistrationError> {
-        Ok(open_auth(&self.sealer, &subscription.id, &subscription.fields.auth_sealed)?)
+    fn opened(&self, subscription: &registry::Subscription) -> Result<Credentials, RegistrationError> {
+        Ok(Credentials::open(&self.sealer, &subscription.id, &subscription.fields.credentials_sealed)?)
     }
 
     async fn shown(
@@ -223,7 +225,10 @@ impl Registrations {
         subscription: registry::Subscription,
     ) -> Result<Versioned<posthaste_api::Subscription>, RegistrationError> {
         // Without the key the kind can still be shown; only delivery needs more.
-        let auth = self.opened(&subscription).map(|auth| auth.public()).unwrap_or_else(|_| sealed_auth(&subscription));
+        let auth = match self.opened(&subscription) {
+            Ok(credentials) => credentials.auth.public(),
+            Err(_) => sealed_auth(&subscription),
+        };
         let definition = self.registry.definition(&subscription.fields.definition_id).await?;
         let definition = definition.ok_or(RegistryError::NotFound)?;
         let fields = subscription.fields;
@@ -236,7 +241,7 @@ impl Registrations {
             protocol: Protocol::Http,
             payload_type: payload_type_of(&fields.payload_type),
             auth,
-            headers: Headers(fields.headers),
+            headers: Headers(fields.header_names.into_iter().map(|name| (name, MASK.to_owned())).collect()),
             timeout: fields.timeout.map(posthaste_api::format_duration),
             max_retry: fields.max_retry,
             tenant_id: fields.tenant_id,
@@ -256,30 +261,55 @@ fn is_lasting(error: &RegistrationError) -> bool {
     }
 }
 
-/// The credentials of a subscription; nothing sealed means none.
-pub(crate) fn open_auth(sealer: &Sealer, subscription_id: &str, sealed: &[u8]) -> Result<AuthIn, SecretError> {
-    if sealed.is_empty() {
-        return Ok(AuthIn::None {});
-    }
-    let opened = sealer.open_sealed(subscription_id, sealed)?;
-    serde_json::from_slice(&opened).map_err(|_| SecretError::Damaged)
+/// Whether a replacement leaves a secret to what is stored.
+fn keeps_secrets(new: &NewSubscription, before: &SubscriptionFields) -> bool {
+    let keeps_auth = match &new.auth {
+        Some(auth) => auth.keeps_secret(),
+        None => before.auth_type != auth_type(&AuthOut::None),
+    };
+    let keeps_headers = match &new.headers {
+        Some(headers) => headers.0.iter().any(|(_, value)| value == MASK),
+        None => !before.header_names.is_empty(),
+    };
+    keeps_auth || keeps_headers || is_masked_endpoint(&new.endpoint)
 }
 
-fn with_old_secret(new: AuthIn, old: &AuthIn) -> Result<AuthIn, Vec<FieldError>> {
-    if !new.keeps_secret() {
-        return Ok(new);
+/// The replacement with the stored secrets in the place of those that it leaves out or masks.
+fn with_stored(
+    mut new: NewSubscription,
+    before: &SubscriptionFields,
+    old: Credentials,
+) -> Result<(NewSubscription, Credentials), RegistrationError> {
+    let mut errors = Vec::new();
+    if is_masked_endpoint(&new.endpoint) {
+        // Only the very address that was shown: a token must not follow to another host.
+        match (old.endpoint, new.endpoint == before.endpoint) {
+            (Some(endpoint), true) => new.endpoint = endpoint,
+            _ => {
+                let why =
+                    format!("has {MASK} in the place of a value: give the whole address, or leave it as it is shown");
+                errors.push(FieldError::new("endpoint", why));
+            }
+        }
     }
-    match (new, old) {
-        (AuthIn::BasicAuth { username, .. }, AuthIn::BasicAuth { password, .. }) => {
-            Ok(AuthIn::BasicAuth { username, password: password.clone() })
+    let auth = match new.auth.clone() {
+        Some(auth) => with_old_secret(auth, &old.auth),
+        None => Ok(old.auth),
+    };
+    let headers = match new.headers.clone() {
+        Some(headers) => with_old_values(headers, &old.headers),
+        None => Ok(old.headers),
+    };
+    match (auth, headers) {
+        (Ok(auth), Ok(headers)) if errors.is_empty() => {
+            let credentials = Credentials::new(auth, &new.endpoint, headers);
+            Ok((new, credentials))
         }
-        (AuthIn::HeaderToken { .. }, AuthIn::HeaderToken { token } | AuthIn::JwtHeader { token }) => {
-            Ok(AuthIn::HeaderToken { token: token.clone() })
+        (auth, headers) => {
+            errors.extend(auth.err());
+            errors.extend(headers.err());
+            Err(RegistrationError::Invalid(errors))
         }
-        (AuthIn::JwtHeader { .. }, AuthIn::HeaderToken { token } | AuthIn::JwtHeader { token }) => {
-            Ok(AuthIn::JwtHeader { token: token.clone() })
-        }
-        _ => Err(vec![FieldError::new("auth", "is of another type than before: give its secret, too")]),
     }
 }
 

@@ -1,6 +1,6 @@
 use std::fmt;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -35,6 +35,14 @@ pub enum SecretError {
         #[source]
         source: std::io::Error,
     },
+    #[error(
+        "key file {path} is missing, and credentials in the database are sealed with it: restore it from a backup; if it is \
+         lost for good, make a new one with `openssl rand -hex 32 >{path} && chmod 600 {path}` and give every subscription \
+         its credentials again", path = .0.display()
+    )]
+    Missing(PathBuf),
+    #[error("key file {} can be used by other users (mode {mode:03o}): run `chmod 600 {}`", path.display(), path.display())]
+    NotPrivate { path: PathBuf, mode: u32 },
     #[error("key file {0} does not hold 64 hexadecimal digits: restore it from a backup")]
     BadKey(PathBuf),
     #[error("the system's source of randomness failed")]
@@ -48,21 +56,36 @@ pub enum SecretError {
 impl Sealer {
     /// Reads the key, making a new one (readable by its owner only) where there is none.
     pub fn open(path: &Path) -> Result<Self, SecretError> {
-        let random = SystemRandom::new();
-        let key_file = |source| SecretError::KeyFile { path: path.to_owned(), source };
-        let text = match std::fs::read_to_string(path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+        match Self::read(path) {
+            Err(SecretError::Missing(_)) => {
                 let mut key = [0; KEY_LENGTH];
-                random.fill(&mut key).map_err(|_| SecretError::Random)?;
+                SystemRandom::new().fill(&mut key).map_err(|_| SecretError::Random)?;
                 let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
-                write_key(path, &text).map_err(key_file)?;
-                text
+                write_key(path, &text).map_err(|source| SecretError::KeyFile { path: path.to_owned(), source })?;
+                Self::read(path)
             }
-            Err(error) => return Err(key_file(error)),
+            read => read,
+        }
+    }
+
+    /// Reads the key of a file that only its owner can use.
+    pub fn read(path: &Path) -> Result<Self, SecretError> {
+        let key_file = |source: std::io::Error| match source.kind() {
+            std::io::ErrorKind::NotFound => SecretError::Missing(path.to_owned()),
+            _ => SecretError::KeyFile { path: path.to_owned(), source },
         };
+        let mut file = std::fs::File::open(path).map_err(key_file)?;
+        let metadata = file.metadata().map_err(key_file)?;
+        let mode = metadata.mode() & 0o777;
+        // Secrets that an orchestrator mounts belong to root and are read by way of a group.
+        let too_open = if metadata.uid() == 0 { 0o037 } else { 0o077 };
+        if mode & too_open != 0 {
+            return Err(SecretError::NotPrivate { path: path.to_owned(), mode });
+        }
+        let mut text = String::new();
+        file.read_to_string(&mut text).map_err(key_file)?;
         let key = parse_key(text.trim()).ok_or_else(|| SecretError::BadKey(path.to_owned()))?;
-        Self::with_key(&key, random).ok_or_else(|| SecretError::BadKey(path.to_owned()))
+        Self::with_key(&key, SystemRandom::new()).ok_or_else(|| SecretError::BadKey(path.to_owned()))
     }
 
     fn with_key(key: &[u8; KEY_LENGTH], random: SystemRandom) -> Option<Self> {
@@ -173,7 +196,16 @@ mod tests {
         let path = folder.path().join("x.key");
         Sealer::open(&path).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        for mode in [0o644, 0o604, 0o660] {
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            assert!(matches!(Sealer::open(&path), Err(SecretError::NotPrivate { .. })), "{mode:o}");
+        }
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o400)).unwrap();
+        Sealer::open(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
         std::fs::write(&path, "not a key").unwrap();
         assert!(matches!(Sealer::open(&path), Err(SecretError::BadKey(_))));
+        let missing = folder.path().join("y.key");
+        assert!(matches!(Sealer::read(&missing), Err(SecretError::Missing(_))));
     }
 }

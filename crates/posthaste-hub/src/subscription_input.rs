@@ -1,4 +1,4 @@
-use posthaste_api::{FieldError, Input, NewSubscription, SubscriptionIn};
+use posthaste_api::{FieldError, Input, MASK, NewSubscription, SubscriptionIn, is_masked_endpoint};
 use posthaste_webhook::{Endpoint, check_custom_headers};
 use serde::Deserialize;
 
@@ -24,8 +24,9 @@ impl Input for SubscriptionRequest {
     const EITHER: &[&[&str]] = TARGET;
 
     fn validate(self) -> Result<NewSubscription, Vec<FieldError>> {
-        let unsendable = unsendable(&self.0);
-        with_more(self.0.validate(), unsendable)
+        let mut errors = unsendable(&self.0);
+        errors.extend(masked(&self.0));
+        with_more(self.0.validate(), errors)
     }
 }
 
@@ -56,6 +57,15 @@ fn unsendable(subscription: &SubscriptionIn) -> Vec<FieldError> {
         errors.push(FieldError::new("headers", error.to_string()));
     }
     errors
+}
+
+/// A new subscription has no stored values that a mask could stand for.
+fn masked(subscription: &SubscriptionIn) -> Vec<FieldError> {
+    let why = format!("is {MASK}, which only hides a stored value: give the value itself");
+    let headers = subscription.headers.iter().flat_map(|headers| &headers.0);
+    let headers = headers.filter(|(_, value)| value == MASK).map(|(name, _)| format!("headers.{name}"));
+    let endpoint = is_masked_endpoint(&subscription.endpoint).then(|| "endpoint".to_owned());
+    endpoint.into_iter().chain(headers).map(|field| FieldError::new(field, why.clone())).collect()
 }
 
 fn with_more<T>(checked: Result<T, Vec<FieldError>>, more: Vec<FieldError>) -> Result<T, Vec<FieldError>> {

@@ -50,7 +50,7 @@ pub struct SubscriptionFields {
     pub subscriber_id: String,
     /// To what.
     pub definition_id: String,
-    /// Where events go.
+    /// Where events go, without the values of the query string.
     pub endpoint: String,
     /// Of the whole address: the same subscriber, definition, tenant and address are the same subscription.
     pub endpoint_digest: Bytes,
@@ -58,10 +58,10 @@ pub struct SubscriptionFields {
     pub payload_type: String,
     /// The kind of credentials.
     pub auth_type: String,
-    /// The credentials, encrypted.
-    pub auth_sealed: Bytes,
-    /// Sent with every event.
-    pub headers: Vec<(String, String)>,
+    /// Credentials, the whole address and the values of headers, encrypted; empty where there are none.
+    pub credentials_sealed: Bytes,
+    /// Which headers are sent with every event.
+    pub header_names: Vec<String>,
     /// How long one request may take, where it differs from the default.
     pub timeout: Option<Duration>,
     /// How many immediate retries, where it differs from the default.
@@ -73,7 +73,7 @@ pub struct SubscriptionFields {
 }
 
 impl std::fmt::Debug for SubscriptionFields {
-    /// Without headers and credentials, which may be secrets.
+    /// Without the sealed credentials, which say nothing to anybody.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SubscriptionFields")
             .field("subscriber_id", &self.subscriber_id)

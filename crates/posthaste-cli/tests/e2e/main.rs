@@ -6,5 +6,6 @@ mod crash;
 mod delivery;
 mod process;
 mod readiness;
+mod secrets;
 mod slow_clients;
 mod subscriber;

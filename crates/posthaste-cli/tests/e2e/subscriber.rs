@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::routing::post;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -30,6 +30,7 @@ struct Inner {
 pub struct Arrival {
     pub event_id: String,
     pub at: Instant,
+    pub uri: Uri,
     pub headers: HeaderMap,
     pub body: Bytes,
 }
@@ -113,10 +114,10 @@ impl Subscriber {
     }
 }
 
-async fn receive(State(subscriber): State<Subscriber>, headers: HeaderMap, body: Bytes) -> StatusCode {
+async fn receive(State(subscriber): State<Subscriber>, uri: Uri, headers: HeaderMap, body: Bytes) -> StatusCode {
     let inner = &subscriber.0;
     let event_id = headers["webhook-id"].to_str().expect("an id is ASCII").to_owned();
-    inner.arrivals.lock().unwrap().push(Arrival { event_id, at: Instant::now(), headers, body });
+    inner.arrivals.lock().unwrap().push(Arrival { event_id, at: Instant::now(), uri, headers, body });
     inner.arrived.notify_waiters();
     let wait = inner.answers_after.load(Ordering::Relaxed);
     if wait > 0 {

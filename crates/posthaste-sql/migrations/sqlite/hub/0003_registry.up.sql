@@ -19,15 +19,16 @@ CREATE TABLE subscription (
     id            TEXT PRIMARY KEY,
     subscriber_id TEXT NOT NULL,
     definition_id TEXT NOT NULL REFERENCES event_definition (id),
+    -- For lists; the values of its query string are masked.
     endpoint      TEXT NOT NULL,
     -- Of the whole address: what finds the subscription that a request would make a second time.
     endpoint_digest BLOB NOT NULL,
     payload_type  TEXT NOT NULL,
     auth_type     TEXT NOT NULL,
-    -- Encrypted; this database never sees a secret.
-    auth_sealed   BLOB NOT NULL,
-    -- A JSON array of [name, value].
-    headers       TEXT NOT NULL DEFAULT '[]',
+    -- Credentials, the whole address and the values of headers, encrypted: this database never sees a secret.
+    credentials_sealed BLOB NOT NULL,
+    -- For lists: a JSON array.
+    header_names  TEXT NOT NULL DEFAULT '[]',
     timeout_ms    INTEGER,
     max_retry     INTEGER,
     tenant_id     TEXT,
@@ -50,3 +51,8 @@ CREATE TABLE registry_version (
     version INTEGER NOT NULL
 );
 INSERT INTO registry_version (only, version) VALUES (1, 0);
+
+-- One row as soon as credentials were sealed. A start without the key file asks for it: a new key would open none of them.
+CREATE TABLE sealing (
+    only INTEGER PRIMARY KEY CHECK (only = 1)
+);

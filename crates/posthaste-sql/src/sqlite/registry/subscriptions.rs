@@ -11,7 +11,7 @@ use crate::sqlite::clock::{millis, span};
 use crate::sqlite::faults::store_error;
 
 pub(super) const COLUMNS: &str = "subscription.id, subscriber_id, definition_id, endpoint, endpoint_digest, \
-     payload_type, auth_type, auth_sealed, headers, timeout_ms, max_retry, tenant_id, active, subscription.created_at, \
+     payload_type, auth_type, credentials_sealed, header_names, timeout_ms, max_retry, tenant_id, active, subscription.created_at, \
      subscription.updated_at, subscription.version";
 
 const VERSION_OF: &str = "SELECT version FROM subscription WHERE id = ?";
@@ -37,7 +37,7 @@ impl Registry {
                 }
                 let sql = format!(
                     "INSERT INTO subscription (subscriber_id, definition_id, endpoint, endpoint_digest, payload_type,
-                         auth_type, auth_sealed, headers, timeout_ms, max_retry, tenant_id, active, id, created_at,
+                         auth_type, credentials_sealed, header_names, timeout_ms, max_retry, tenant_id, active, id, created_at,
                          updated_at)
                      VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {NOW_MS}, {NOW_MS}) RETURNING {COLUMNS}"
                 );
@@ -68,7 +68,7 @@ impl Registry {
                 }
                 let sql = format!(
                     "UPDATE subscription SET subscriber_id = ?, definition_id = ?, endpoint = ?,
-                         endpoint_digest = ?, payload_type = ?, auth_type = ?, auth_sealed = ?, headers = ?, timeout_ms = ?, max_retry = ?, tenant_id = ?,
+                         endpoint_digest = ?, payload_type = ?, auth_type = ?, credentials_sealed = ?, header_names = ?, timeout_ms = ?, max_retry = ?, tenant_id = ?,
                          active = ?, updated_at = {NOW_MS}, version = version + 1
                      WHERE id = ? RETURNING {COLUMNS}"
                 );
@@ -100,6 +100,13 @@ impl Registry {
         let row = sqlx::query(sql).bind(id).fetch_optional(self.database.operators()).await;
         row.and_then(|row| row.map(|row| read(&row, 0)).transpose())
             .map_err(|error| store_error("read a subscription", error))
+    }
+
+    /// Whether credentials were ever sealed in this database.
+    pub async fn has_sealed_credentials(&self) -> Result<bool, StoreError> {
+        let sql = "SELECT EXISTS (SELECT 1 FROM sealing)";
+        let found = sqlx::query_scalar(sql).fetch_one(self.database.operators()).await;
+        found.map_err(|error| store_error("look for sealed credentials", error))
     }
 
     /// One page of the subscriptions that meet the filter.
@@ -149,7 +156,12 @@ async fn write(
     id: String,
     fields: SubscriptionFields,
 ) -> Result<Subscription, sqlx::Error> {
-    let headers = serde_json::to_string(&fields.headers).map_err(|error| sqlx::Error::Encode(error.into()))?;
+    if !fields.credentials_sealed.is_empty() {
+        let mark = "INSERT INTO sealing (only) VALUES (1) ON CONFLICT DO NOTHING";
+        sqlx::query(mark).execute(&mut *connection).await?;
+    }
+    let header_names =
+        serde_json::to_string(&fields.header_names).map_err(|error| sqlx::Error::Encode(error.into()))?;
     let row = sqlx::query(AssertSqlSafe(sql))
         .bind(fields.subscriber_id)
         .bind(fields.definition_id)
@@ -157,8 +169,8 @@ async fn write(
         .bind(fields.endpoint_digest.to_vec())
         .bind(fields.payload_type)
         .bind(fields.auth_type)
-        .bind(fields.auth_sealed.to_vec())
-        .bind(headers)
+        .bind(fields.credentials_sealed.to_vec())
+        .bind(header_names)
         .bind(fields.timeout.map(millis))
         .bind(fields.max_retry)
         .bind(fields.tenant_id)
@@ -171,7 +183,7 @@ async fn write(
 
 /// Reads [`COLUMNS`], the first of which is at `start`.
 pub(super) fn read(row: &SqliteRow, start: usize) -> Result<Subscription, sqlx::Error> {
-    let headers: String = row.try_get(start + 8)?;
+    let header_names: String = row.try_get(start + 8)?;
     let fields = SubscriptionFields {
         subscriber_id: row.try_get(start + 1)?,
         definition_id: row.try_get(start + 2)?,
@@ -179,8 +191,8 @@ pub(super) fn read(row: &SqliteRow, start: usize) -> Result<Subscription, sqlx::
         endpoint_digest: Bytes::from(row.try_get::<Vec<u8>, _>(start + 4)?),
         payload_type: row.try_get(start + 5)?,
         auth_type: row.try_get(start + 6)?,
-        auth_sealed: Bytes::from(row.try_get::<Vec<u8>, _>(start + 7)?),
-        headers: serde_json::from_str(&headers).map_err(|error| sqlx::Error::Decode(error.into()))?,
+        credentials_sealed: Bytes::from(row.try_get::<Vec<u8>, _>(start + 7)?),
+        header_names: serde_json::from_str(&header_names).map_err(|error| sqlx::Error::Decode(error.into()))?,
         timeout: row.try_get::<Option<i64>, _>(start + 9)?.map(span),
         max_retry: row.try_get(start + 10)?,
         tenant_id: row.try_get(start + 11)?,
