@@ -2,6 +2,7 @@
 
 mod api;
 mod bad_input;
+mod commit_unknown;
 mod crash;
 mod delivery;
 mod process;

@@ -3,8 +3,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use posthaste_core::StoreError;
 use posthaste_core::outbox::TableName;
+use posthaste_core::{FaultKind, StoreError};
 use sqlx::AssertSqlSafe;
 use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::sqlite::{
@@ -14,7 +14,7 @@ use sqlx::sqlite::{
 use super::faults::store_error;
 use super::migrations;
 use super::turn::{BUSY_TIMEOUT, Turn};
-use super::writer::Writer;
+use super::writer::{WriteError, Writer};
 use crate::migrations::{bring_up, newest};
 
 /// One SQLite file: a few connections that read for the pipeline, two for what people ask, and one that writes for
@@ -192,13 +192,16 @@ impl Database {
     /// Runs `job` in a transaction that other jobs share, and answers after its commit.
     ///
     /// A group in which one job fails is rolled back and repeated job by job, so `job` may run more than once and must
-    /// have no effect but on the connection.
+    /// have no effect but on the connection. An error of kind [`FaultKind::OutcomeUnknown`] means that it may have committed.
     pub async fn write<T, F>(&self, doing: &'static str, job: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: for<'c> Fn(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send + Sync + 'static,
     {
-        self.writer.write(job).await.map_err(|error| store_error(doing, error))
+        self.writer.write(job).await.map_err(|error| match error {
+            WriteError::Undone(error) => store_error(doing, error),
+            WriteError::Unknown(error) => StoreError::new(doing, FaultKind::OutcomeUnknown, error),
+        })
     }
 
     /// Waits for queued writes, then closes the file.

@@ -21,10 +21,15 @@ pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError
 /// What a failed commit means. The database answers in this process, so that it did not commit is certain, unless the
 /// disk failed on the way or nobody answered.
 pub(super) fn commit_error(doing: &'static str, error: sqlx::Error) -> StoreError {
-    match code(&error).is_some_and(|code| code != IO_ERROR) {
+    match is_certain(&error) {
         true => store_error(doing, error),
         false => StoreError::new(doing, FaultKind::OutcomeUnknown, error),
     }
+}
+
+/// Whether a failed commit surely left nothing behind.
+pub(super) fn is_certain(error: &sqlx::Error) -> bool {
+    code(error).is_some_and(|code| code != IO_ERROR)
 }
 
 /// Whether somebody else has the file, for now.

@@ -12,7 +12,7 @@ use sqlx::{ConnectOptions, Connection};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep};
 
-use super::faults::is_locked;
+use super::faults::{is_certain, is_locked};
 use super::turn::{BUSY_TIMEOUT, Turn};
 
 /// How many jobs share one commit at most: bounds how long the first of them waits.
@@ -33,16 +33,27 @@ enum Request {
     Close(oneshot::Sender<()>),
 }
 
+/// Why a job has no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum WriteError {
+    /// Nothing of it is in the database.
+    #[error(transparent)]
+    Undone(sqlx::Error),
+    /// It may be in the database: the commit failed on its way to the disk, or nobody said what became of it.
+    #[error(transparent)]
+    Unknown(sqlx::Error),
+}
+
 trait Job: Send {
     fn run<'a>(&'a mut self, connection: &'a mut SqliteConnection) -> BoxFuture<'a, Result<(), sqlx::Error>>;
     /// Called once, after the transaction's end: `Err` when it did not commit.
-    fn answer(self: Box<Self>, committed: Result<(), sqlx::Error>);
+    fn answer(self: Box<Self>, committed: Result<(), WriteError>);
 }
 
 struct Pending<T, F> {
     job: F,
     value: Option<T>,
-    reply: oneshot::Sender<Result<T, sqlx::Error>>,
+    reply: oneshot::Sender<Result<T, WriteError>>,
 }
 
 impl<T, F> Job for Pending<T, F>
@@ -57,10 +68,10 @@ where
         })
     }
 
-    fn answer(self: Box<Self>, committed: Result<(), sqlx::Error>) {
+    fn answer(self: Box<Self>, committed: Result<(), WriteError>) {
         let answer = match (committed, self.value) {
             (Ok(()), Some(value)) => Ok(value),
-            (Ok(()), None) => Err(sqlx::Error::WorkerCrashed),
+            (Ok(()), None) => Err(WriteError::Unknown(sqlx::Error::WorkerCrashed)),
             (Err(error), _) => Err(error),
         };
         // Whoever asked may have gone; the write stands all the same.
@@ -79,15 +90,16 @@ impl Writer {
         Ok((Self { queue }, turn))
     }
 
-    pub(super) async fn write<T, F>(&self, job: F) -> Result<T, sqlx::Error>
+    pub(super) async fn write<T, F>(&self, job: F) -> Result<T, WriteError>
     where
         T: Send + 'static,
         F: for<'c> Fn(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send + Sync + 'static,
     {
         let (reply, answer) = oneshot::channel();
         let job = Box::new(Pending { job, value: None, reply });
-        self.queue.send(Request::Write(job)).await.map_err(|_| sqlx::Error::PoolClosed)?;
-        answer.await.map_err(|_| sqlx::Error::PoolClosed)?
+        self.queue.send(Request::Write(job)).await.map_err(|_| WriteError::Undone(sqlx::Error::PoolClosed))?;
+        // Every job is answered, also those that wait at the end: without an answer, the writer died over this one.
+        answer.await.map_err(|_| WriteError::Unknown(sqlx::Error::WorkerCrashed))?
     }
 
     pub(super) async fn migrate(&self, migrator: Arc<Migrator>) -> Result<(), MigrateError> {
@@ -165,6 +177,11 @@ async fn serve(mut connection: SqliteConnection, turn: Turn, requests: &mut mpsc
             }
             Some(Request::Close(reply)) => {
                 requests.close();
+                while let Some(request) = requests.recv().await {
+                    if let Request::Write(job) = request {
+                        job.answer(Err(WriteError::Undone(sqlx::Error::PoolClosed)));
+                    }
+                }
                 let _ = connection.close().await;
                 let _ = reply.send(());
                 return;
@@ -191,7 +208,12 @@ async fn write_group(connection: &mut SqliteConnection, mut group: Vec<Box<dyn J
     match run_and_commit(connection, &mut group).await {
         Ok(()) => group.into_iter().for_each(|job| job.answer(Ok(()))),
         Err(error) if group.len() == 1 => group.remove(0).answer(Err(error)),
-        Err(_) => write_one_by_one(connection, group).await,
+        // Done again, what was committed after all would be done twice.
+        Err(WriteError::Unknown(error)) => {
+            let reason = error.to_string();
+            group.into_iter().for_each(|job| job.answer(Err(WriteError::Unknown(shared(&reason)))));
+        }
+        Err(WriteError::Undone(_)) => write_one_by_one(connection, group).await,
     }
 }
 
@@ -212,9 +234,12 @@ async fn write_one_by_one(connection: &mut SqliteConnection, group: Vec<Box<dyn 
 /// Answers all jobs with the one reason for which none of them was begun.
 fn refuse(group: impl IntoIterator<Item = Box<dyn Job>>, reason: &sqlx::Error) {
     let reason = reason.to_string();
-    for job in group {
-        job.answer(Err(sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::WouldBlock, reason.clone()))));
-    }
+    group.into_iter().for_each(|job| job.answer(Err(WriteError::Undone(shared(&reason)))));
+}
+
+/// One reason for several jobs: an error of the driver cannot be copied.
+fn shared(reason: &str) -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::WouldBlock, reason.to_owned()))
 }
 
 /// IMMEDIATE takes the lock now, where waiting for another process is allowed, and not at the first write.
@@ -222,8 +247,11 @@ async fn begin(connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
     sqlx::query("BEGIN IMMEDIATE").execute(connection).await.map(|_| ())
 }
 
-async fn run_and_commit(connection: &mut SqliteConnection, group: &mut [Box<dyn Job>]) -> Result<(), sqlx::Error> {
-    let result = run_all(connection, group).await;
+async fn run_and_commit(connection: &mut SqliteConnection, group: &mut [Box<dyn Job>]) -> Result<(), WriteError> {
+    let result = match run_all(connection, group).await {
+        Ok(()) => commit(connection).await,
+        Err(error) => Err(WriteError::Undone(error)),
+    };
     if result.is_err() {
         // When the error has already ended the transaction there is nothing to roll back.
         let _ = sqlx::query("ROLLBACK").execute(connection).await;
@@ -240,7 +268,15 @@ async fn run_all(connection: &mut SqliteConnection, group: &mut [Box<dyn Job>]) 
             Err(panic) => return Err(sqlx::Error::Protocol(format!("the write panicked: {}", message(&*panic)))),
         }
     }
-    sqlx::query("COMMIT").execute(connection).await.map(|_| ())
+    Ok(())
+}
+
+async fn commit(connection: &mut SqliteConnection) -> Result<(), WriteError> {
+    let committed = sqlx::query("COMMIT").execute(connection).await;
+    committed.map(|_| ()).map_err(|error| match is_certain(&error) {
+        true => WriteError::Undone(error),
+        false => WriteError::Unknown(error),
+    })
 }
 
 fn message(panic: &(dyn Any + Send)) -> &str {
@@ -360,7 +396,10 @@ mod tests {
             }
         });
         let answers = join_all(jobs).await;
-        assert!(answers.iter().all(|answer| matches!(answer, Err(sqlx::Error::Io(_)))), "{answers:?}");
+        assert!(
+            answers.iter().all(|answer| matches!(answer, Err(WriteError::Undone(sqlx::Error::Io(_))))),
+            "{answers:?}"
+        );
         assert_eq!(runs.load(Ordering::Relaxed), 4, "each ran in the group and not again");
         assert_eq!(count(&writer).await, 0);
     }
