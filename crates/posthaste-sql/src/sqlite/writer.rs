@@ -346,7 +346,7 @@ mod tests {
             Box::pin(run(connection, "INSERT INTO t VALUES (1)"))
         }
 
-        fn answer(mut self: Box<Self>, _: Result<(), sqlx::Error>) {
+        fn answer(mut self: Box<Self>, _: Result<(), WriteError>) {
             self.0.take().unwrap().send(()).unwrap();
             panic!("nobody can be answered");
         }
