@@ -66,7 +66,7 @@ impl DeadLetterStatus {
 pub struct DeadLetterPage {
     /// The letters of this page.
     pub items: Vec<DeadLetter>,
-    /// Which page this is, from 0.
+    /// Which page was asked for, from 0; 0 for a page that a cursor named.
     pub page: u32,
     /// The most letters of a page.
     pub size: u32,
@@ -75,6 +75,9 @@ pub struct DeadLetterPage {
     /// Set when there are more letters than were counted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub total_is_lower_bound: bool,
+    /// The `cursor` of the next page; absent on the last one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }
 
 /// All that is known about one dead letter.

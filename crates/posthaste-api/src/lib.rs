@@ -22,6 +22,7 @@ mod replay;
 mod subscription;
 mod trace;
 
+pub mod duration_text;
 pub mod input;
 pub mod proto;
 pub mod suggest;

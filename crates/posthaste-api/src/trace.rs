@@ -82,10 +82,12 @@ pub struct TracedDelivery {
 
 /// How far a delivery is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "UPPERCASE")]
+#[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum DeliveryState {
     /// Waiting or under way.
     Pending,
-    /// Delivered or dead-lettered.
+    /// Delivered, if need be after retries as a dead letter.
     Done,
+    /// Its immediate attempts are spent, and it is not delivered yet: see the dead letters.
+    DeadLettered,
 }

@@ -60,11 +60,14 @@ pub enum ClientError {
 
 /// One page of a list.
 #[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub struct Page<T> {
     pub items: Vec<T>,
     pub page: u32,
     pub size: u32,
     pub total: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_cursor: Option<String>,
 }
 
 /// Something that was read in order to be changed: the server takes the change only if it is still the same.

@@ -1,4 +1,5 @@
-//! What can be configured. `default_config.toml` is the reference; a test holds it and these types together.
+//! What can be configured: the sections of the hub as the hub declares them, and those of the process. `default_config.toml`
+//! is the reference; a test holds it and these types together.
 
 mod layers;
 mod text;
@@ -8,8 +9,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use posthaste_api::Domain;
-use posthaste_hub::{DeliverySettings, DltSettings, OutboxSettings, RoutingRule, RoutingSettings, Settings};
+use posthaste_api::duration_text;
+use posthaste_hub::{DeliverySettings, DltSettings, OutboxSettings, RoutingSettings, Settings, Violation};
 use posthaste_server::ClientLimits;
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
@@ -25,10 +26,10 @@ pub struct Config {
     pub http: Http,
     pub database: Database,
     pub bus: Bus,
-    pub outbox: Outbox,
-    pub routing: Routing,
-    pub delivery: Delivery,
-    pub dlt: Dlt,
+    pub outbox: OutboxSettings,
+    pub routing: RoutingSettings,
+    pub delivery: DeliverySettings,
+    pub dlt: DltSettings,
     pub secrets: Secrets,
     pub telemetry: Telemetry,
     pub client: Client,
@@ -39,9 +40,9 @@ pub struct Config {
 pub struct Http {
     #[serde(with = "text::address")]
     pub listen: SocketAddr,
-    #[serde(with = "text::duration")]
+    #[serde(with = "duration_text")]
     pub header_timeout: Duration,
-    #[serde(with = "text::duration")]
+    #[serde(with = "duration_text")]
     pub body_timeout: Duration,
     pub max_connections: usize,
 }
@@ -58,62 +59,6 @@ pub struct Bus {
     pub url: String,
     pub topic_prefix: String,
     pub max_channels: usize,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Outbox {
-    #[serde(with = "text::duration")]
-    pub poll_interval: Duration,
-    pub batch_size: usize,
-    pub max_attempts: u32,
-    #[serde(with = "text::duration")]
-    pub backoff_base: Duration,
-    #[serde(with = "text::duration")]
-    pub backoff_max: Duration,
-    #[serde(with = "text::duration")]
-    pub lease: Duration,
-    #[serde(with = "text::duration")]
-    pub drain: Duration,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Routing {
-    pub default_domain: Domain,
-    pub rules: Vec<Rule>,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Rule {
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub resource_type: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub operation_type: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub event_type: Option<String>,
-    pub domain: Domain,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Delivery {
-    #[serde(with = "text::duration")]
-    pub timeout: Duration,
-    pub max_retry: u32,
-    pub concurrency: usize,
-}
-
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Dlt {
-    #[serde(with = "text::duration")]
-    pub timeout: Duration,
-    #[serde(with = "text::duration")]
-    pub retry_interval: Duration,
-    pub max_retry: u32,
-    pub batch_size: usize,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -169,44 +114,12 @@ impl Config {
     /// What the hub wants to know of it.
     pub fn settings(&self) -> Settings {
         let Self { bus, outbox, routing, delivery, dlt, .. } = self.clone();
-        let rule = |rule: Rule| RoutingRule {
-            resource_type: rule.resource_type,
-            operation_type: rule.operation_type,
-            event_type: rule.event_type,
-            domain: Some(rule.domain),
-        };
-        Settings {
-            topic_prefix: bus.topic_prefix,
-            max_channels: bus.max_channels,
-            outbox: OutboxSettings {
-                poll_interval: outbox.poll_interval,
-                batch_size: outbox.batch_size,
-                max_attempts: outbox.max_attempts,
-                backoff_base: outbox.backoff_base,
-                backoff_max: outbox.backoff_max,
-                lease: outbox.lease,
-                drain: outbox.drain,
-            },
-            routing: RoutingSettings {
-                default_domain: routing.default_domain,
-                rules: routing.rules.into_iter().map(rule).collect(),
-            },
-            delivery: DeliverySettings {
-                timeout: delivery.timeout,
-                max_retry: delivery.max_retry,
-                concurrency: delivery.concurrency,
-            },
-            dlt: DltSettings {
-                timeout: dlt.timeout,
-                retry_interval: dlt.retry_interval,
-                max_retry: dlt.max_retry,
-                batch_size: dlt.batch_size,
-            },
-        }
+        let Bus { topic_prefix, max_channels, .. } = bus;
+        Settings { topic_prefix, max_channels, outbox, routing, delivery, dlt }
     }
 
     /// Every key whose value cannot be used, and why.
-    fn violations(&self) -> Vec<(&'static str, String)> {
+    fn violations(&self) -> Vec<Violation> {
         let mut found = Vec::new();
         let mut refuse = |key, refused: bool, why: &str| {
             if refused {
@@ -237,31 +150,17 @@ impl Config {
         let bad_prefix = !(1..=100).contains(&prefix.len()) || !is_topic(prefix);
         refuse("bus.topic_prefix", bad_prefix, "is not 1 to 100 characters of A-Z a-z 0-9 . _ -");
         refuse("bus.max_channels", bus.max_channels == 0, "is 0: at least one event type needs a topic");
-        refuse("outbox.poll_interval", outbox.poll_interval < MILLISECOND, "is shorter than 1ms");
-        refuse("outbox.batch_size", !SIZES.contains(&outbox.batch_size), "is not 1 to 10000");
-        refuse("outbox.max_attempts", outbox.max_attempts == 0, "is 0: an event needs at least one attempt");
-        refuse("outbox.backoff_base", outbox.backoff_base < MILLISECOND, "is shorter than 1ms");
-        refuse("outbox.backoff_max", outbox.backoff_max < outbox.backoff_base, "is shorter than outbox.backoff_base");
-        let short_lease = outbox.lease < Duration::from_millis(100);
-        refuse("outbox.lease", short_lease, "is shorter than 100ms: it would run out before it could be renewed");
-        refuse("delivery.timeout", !TIMEOUTS.contains(&delivery.timeout), "is not 1ms to 60s");
-        refuse("delivery.max_retry", delivery.max_retry > MAX_RETRY, "is more than 100");
-        refuse("delivery.concurrency", !SIZES.contains(&delivery.concurrency), "is not 1 to 10000");
-        refuse("dlt.timeout", !TIMEOUTS.contains(&dlt.timeout), "is not 1ms to 60s");
-        refuse("dlt.retry_interval", dlt.retry_interval < MILLISECOND, "is shorter than 1ms");
-        refuse("dlt.max_retry", dlt.max_retry > MAX_RETRY, "is more than 100");
-        refuse("dlt.batch_size", !SIZES.contains(&dlt.batch_size), "is not 1 to 10000");
         if let Err(error) = EnvFilter::try_new(&telemetry.log) {
             refuse("telemetry.log", true, &format!("is no log filter, such as \"info\": {error}"));
         }
+        found.extend(outbox.violations());
+        found.extend(delivery.violations());
+        found.extend(dlt.violations());
         found
     }
 }
 
 const MILLISECOND: Duration = Duration::from_millis(1);
-const TIMEOUTS: std::ops::RangeInclusive<Duration> = MILLISECOND..=Duration::from_secs(60);
-const SIZES: std::ops::RangeInclusive<usize> = 1..=10_000;
-const MAX_RETRY: u32 = 100;
 
 fn refused_database(url: &str) -> Option<String> {
     let scheme = url.split(':').next().unwrap_or_default();
@@ -306,33 +205,5 @@ impl Default for Bus {
     fn default() -> Self {
         let Settings { topic_prefix, max_channels, .. } = Settings::default();
         Self { url: "builtin".to_owned(), topic_prefix, max_channels }
-    }
-}
-
-impl Default for Outbox {
-    fn default() -> Self {
-        let OutboxSettings { poll_interval, batch_size, max_attempts, backoff_base, backoff_max, lease, drain } =
-            Settings::default().outbox;
-        Self { poll_interval, batch_size, max_attempts, backoff_base, backoff_max, lease, drain }
-    }
-}
-
-impl Default for Routing {
-    fn default() -> Self {
-        Self { default_domain: Settings::default().routing.default_domain, rules: Vec::new() }
-    }
-}
-
-impl Default for Delivery {
-    fn default() -> Self {
-        let DeliverySettings { timeout, max_retry, concurrency } = Settings::default().delivery;
-        Self { timeout, max_retry, concurrency }
-    }
-}
-
-impl Default for Dlt {
-    fn default() -> Self {
-        let DltSettings { timeout, retry_interval, max_retry, batch_size } = Settings::default().dlt;
-        Self { timeout, retry_interval, max_retry, batch_size }
     }
 }

@@ -68,6 +68,9 @@ pub struct ListPart {
     /// Entries to a page
     #[arg(long)]
     size: Option<u32>,
+    /// Where the page before ended, instead of --page
+    #[arg(long, conflicts_with = "page")]
+    cursor: Option<String>,
 }
 
 pub async fn run(command: DefinitionsCommand, client: &Client, output: Output) -> anyhow::Result<()> {
@@ -134,8 +137,12 @@ impl KeyFlags {
 }
 
 impl ListPart {
-    pub fn query(&self) -> [(&'static str, Option<String>); 2] {
-        [("page", self.page.map(|page| page.to_string())), ("size", self.size.map(|size| size.to_string()))]
+    pub fn query(&self) -> [(&'static str, Option<String>); 3] {
+        [
+            ("page", self.page.map(|page| page.to_string())),
+            ("size", self.size.map(|size| size.to_string())),
+            ("cursor", self.cursor.clone()),
+        ]
     }
 }
 
@@ -147,8 +154,10 @@ pub fn id(text: &str) -> Result<Uuid, String> {
 /// Nobody should take a page for the whole.
 pub fn say_total<T>(page: &Page<T>) {
     let shown = page.items.len() as u64;
-    if shown < page.total {
-        say(format_args!("{shown} of {}: see --page and --size", page.total));
+    if let Some(cursor) = &page.next_cursor {
+        say(format_args!("{shown} of {}; the next page: --cursor {cursor}", page.total));
+    } else if shown < page.total {
+        say(format_args!("{shown} of {}, the last page", page.total));
     }
 }
 

@@ -75,6 +75,9 @@ pub struct Filter {
     /// Letters to a page, at most 500
     #[arg(long)]
     size: Option<u32>,
+    /// Where the page before ended, instead of --page
+    #[arg(long, allow_hyphen_values = true, conflicts_with = "page")]
+    cursor: Option<String>,
 }
 
 pub async fn run(command: DltCommand, client: &Client, output: Output) -> anyhow::Result<()> {
@@ -84,9 +87,11 @@ pub async fn run(command: DltCommand, client: &Client, output: Output) -> anyhow
             let page = client.dead_letters(&filter.query()).await?;
             output.print(&page, list)?;
             let (shown, total) = (page.items.len() as u64, page.total);
-            if shown < total {
-                let at_least = if page.total_is_lower_bound { "at least " } else { "" };
-                say(format_args!("{shown} of {at_least}{total}: see --page and --size"));
+            let at_least = if page.total_is_lower_bound { "at least " } else { "" };
+            if let Some(cursor) = &page.next_cursor {
+                say(format_args!("{shown} of {at_least}{total}; the next page: --cursor {cursor}"));
+            } else if shown < total {
+                say(format_args!("{shown} of {at_least}{total}, the last page"));
             }
             if total == 0 && !names_a_status {
                 say("none is FAILED; --status all shows the new and the delivered ones, too");
@@ -198,7 +203,7 @@ fn check_replay(answer: &ReplayOut, asked: usize) -> anyhow::Result<()> {
 }
 
 impl Filter {
-    fn query(self) -> [(&'static str, Option<String>); 12] {
+    fn query(self) -> [(&'static str, Option<String>); 13] {
         [
             ("messageId", self.message_id),
             ("subscriberId", self.subscriber_id),
@@ -212,6 +217,7 @@ impl Filter {
             ("sort", self.sort),
             ("page", self.page.map(|page| page.to_string())),
             ("size", self.size.map(|size| size.to_string())),
+            ("cursor", self.cursor),
         ]
     }
 }

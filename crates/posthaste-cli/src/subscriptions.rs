@@ -113,9 +113,9 @@ enum PayloadKind {
 pub async fn run(command: SubscriptionsCommand, client: &Client, output: Output) -> anyhow::Result<()> {
     match command {
         SubscriptionsCommand::List { subscriber_id, definition_id, part } => {
-            let [page, size] = part.query();
+            let [page, size, cursor] = part.query();
             let definition_id = definition_id.map(|id| id.to_string());
-            let query = [("subscriberId", subscriber_id), ("definitionId", definition_id), page, size];
+            let query = [("subscriberId", subscriber_id), ("definitionId", definition_id), page, size, cursor];
             let page = client.subscriptions(&query).await?;
             output.print(&page, list)?;
             say_total(&page);

@@ -1,17 +1,16 @@
-use std::time::Duration;
-
 use async_trait::async_trait;
 use posthaste_api::proto::OutboxEvent;
 use posthaste_core::{BusItem, Delivery, Failure, Outcome, Sink};
 use posthaste_sql::sqlite::Letters;
 
 use crate::envelope;
+use crate::settings::DltSettings;
 
 /// Files records of the dead-letter topics in the dead-letter store, each once.
 pub(crate) struct Intake {
     pub(crate) letters: Letters,
-    /// When the first scheduled retry of a new letter is due.
-    pub(crate) retry_interval: Duration,
+    /// Whether and when the first scheduled retry of a new letter is due.
+    pub(crate) settings: DltSettings,
 }
 
 #[async_trait]
@@ -20,7 +19,7 @@ impl Sink for Intake {
 
     async fn deliver(&self, batch: Vec<Delivery<Self::Item>>) {
         let letters =
-            batch.iter().map(|delivery| envelope::new_letter(&delivery.item().value, self.retry_interval)).collect();
+            batch.iter().map(|delivery| envelope::new_letter(&delivery.item().value, &self.settings)).collect();
         let outcome = match self.letters.intake(letters).await {
             Ok(()) => Outcome::Delivered,
             Err(error) => Outcome::Failed(Failure::outage("store", "the letter is not filed").cause(error.chain())),

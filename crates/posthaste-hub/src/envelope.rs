@@ -15,7 +15,7 @@ use posthaste_webhook::Endpoint;
 use prost::Message;
 use uuid::Uuid;
 
-use crate::settings::DeliverySettings;
+use crate::settings::{DeliverySettings, DltSettings};
 use crate::subscribers::Route;
 use crate::topics::TopicNames;
 
@@ -143,9 +143,10 @@ pub(crate) fn dead_letter(
     }
 }
 
-/// What the dead-letter store keeps of a record of a dead-letter topic. Its first retry is due after `retry_interval`, or
-/// after what the endpoint asked for.
-pub(crate) fn new_letter(message: &OutboxEvent, retry_interval: Duration) -> NewLetter {
+/// What the dead-letter store keeps of a record of a dead-letter topic. Its first retry is due after the configured
+/// interval, or after what the endpoint asked for. Where no retries are configured, only an event for which no request was
+/// made yet is scheduled: it waited for room, and its first request is no retry.
+pub(crate) fn new_letter(message: &OutboxEvent, settings: &DltSettings) -> NewLetter {
     let event = message.event.clone().unwrap_or_default();
     let failure = message.failure.clone().unwrap_or_default();
     let asked = failure.retry_after.and_then(|wait| Duration::try_from(wait).ok()).unwrap_or_default();
@@ -165,7 +166,7 @@ pub(crate) fn new_letter(message: &OutboxEvent, retry_interval: Duration) -> New
         error_code: failure.code,
         error_cause: failure.cause,
         first_failed_at: failure.first_failed_at.as_ref().and_then(proto::datetime).unwrap_or_else(Utc::now),
-        first_delay: retry_interval.max(asked),
+        first_delay: (settings.max_retry > 0 || failure.attempts == 0).then(|| settings.retry_interval.max(asked)),
     }
 }
 

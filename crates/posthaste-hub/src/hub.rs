@@ -1,4 +1,5 @@
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use posthaste_api::{Domain, MAX_TIMEOUT};
@@ -43,6 +44,8 @@ pub struct Hub {
     pub(crate) log: Log,
     pub(crate) letters: Letters,
     pub(crate) topics: TopicNames,
+    /// The relays that had something waiting when the lag was last measured.
+    pub(crate) lagging: Mutex<HashSet<String>>,
     ingest: Ingest,
     registrations: Registrations,
     pub(crate) relays: Relays,
@@ -89,6 +92,8 @@ impl Hub {
             letters.void_leases().await?;
         }
 
+        letters.end_schedules(settings.dlt.max_retry).await?;
+
         let relays = Relays::default();
         let bus: Arc<dyn Bus> = Arc::new(log.clone());
         let recorded = ChannelStore::new(database.clone(), outbox.store().clone(), settings.max_channels);
@@ -115,6 +120,7 @@ impl Hub {
             readiness: ReadinessCheck::new(&pipeline.settings, channels),
             registrations: Registrations::new(registry, sealer),
             topics: pipeline.topics,
+            lagging: Mutex::default(),
             database,
             outbox,
             log,
@@ -225,7 +231,7 @@ impl Pipeline {
             max_waiting_bytes: MAX_WAITING_BYTES,
         };
         let dlts = Domain::ALL.map(|domain| self.topics.dlt(domain).to_string());
-        let sink = Intake { letters: letters.clone(), retry_interval: self.settings.dlt.retry_interval };
+        let sink = Intake { letters: letters.clone(), settings: self.settings.dlt.clone() };
         let options = self.pipeline_options(RetryPolicy::forever());
         self.start_group(DLT_INTAKE, Topics::Named(dlts.into()), reading, sink, options).await
     }

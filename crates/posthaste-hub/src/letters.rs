@@ -28,6 +28,7 @@ impl Hub {
             size: filter.size,
             total: page.total,
             total_is_lower_bound: page.total_is_lower_bound,
+            next_cursor: page.next.map(|next| next.to_string()),
         })
     }
 

@@ -51,6 +51,8 @@ pub struct Versioned<T> {
 pub struct Listed<T> {
     pub items: Vec<T>,
     pub total: u64,
+    /// Whether something comes behind it.
+    pub has_more: bool,
 }
 
 impl Registrations {
@@ -93,7 +95,7 @@ impl Registrations {
     ) -> Result<Listed<posthaste_api::Definition>, RegistrationError> {
         let page = self.registry.definitions(request).await?;
         let items = page.items.into_iter().map(|definition| shown_definition(definition).value).collect();
-        Ok(Listed { items, total: page.total })
+        Ok(Listed { items, total: page.total, has_more: page.has_more })
     }
 
     /// The same subscriber, events, tenant and endpoint again are answered with the subscription that is there.
@@ -165,7 +167,7 @@ impl Registrations {
                 Err(error) => return Err(error),
             }
         }
-        Ok(Listed { items, total: page.total })
+        Ok(Listed { items, total: page.total, has_more: page.has_more })
     }
 
     async fn stored(

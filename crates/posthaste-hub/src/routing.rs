@@ -6,7 +6,7 @@ use crate::settings::{RoutingRule, RoutingSettings};
 /// The domain of an event: the first rule that matches, or the default.
 pub(crate) fn domain_of(settings: &RoutingSettings, event: &EventHubEvent) -> Domain {
     let rule = settings.rules.iter().find(|rule| applies(rule, event));
-    rule.and_then(|rule| rule.domain).unwrap_or(settings.default_domain)
+    rule.map_or(settings.default_domain, |rule| rule.domain)
 }
 
 fn applies(rule: &RoutingRule, event: &EventHubEvent) -> bool {
@@ -54,9 +54,10 @@ mod tests {
     #[test]
     fn the_first_rule_that_matches_wins() {
         let rule = |event_type: &str, domain| RoutingRule {
+            resource_type: None,
+            operation_type: None,
             event_type: Some(event_type.to_owned()),
-            domain: Some(domain),
-            ..RoutingRule::default()
+            domain,
         };
         let settings = RoutingSettings {
             default_domain: Domain::Organization,

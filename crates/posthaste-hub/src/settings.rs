@@ -1,6 +1,12 @@
+//! What can be set of the hub's services. Each key is declared here and nowhere else: its name and type as a field, its
+//! default and its limits beside it. The configuration file has one section per struct; its commented default text
+//! documents the keys, and a test holds the two together.
+
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use posthaste_api::Domain;
+use posthaste_api::{Domain, duration_text};
+use serde::{Deserialize, Serialize};
 
 /// How the hub's services run. The defaults are those of the default configuration.
 #[derive(Clone, Debug)]
@@ -14,74 +20,157 @@ pub struct Settings {
     pub max_channels: usize,
 }
 
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            topic_prefix: "posthaste".to_owned(),
+            outbox: OutboxSettings::default(),
+            routing: RoutingSettings::default(),
+            delivery: DeliverySettings::default(),
+            dlt: DltSettings::default(),
+            max_channels: 1_000,
+        }
+    }
+}
+
+/// A key whose value cannot be used, and why.
+pub type Violation = (&'static str, String);
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+const TIMEOUTS: RangeInclusive<Duration> = MILLISECOND..=Duration::from_secs(60);
+const SIZES: RangeInclusive<usize> = 1..=10_000;
+const MAX_RETRY: u32 = 100;
+
 /// How rows leave the outbox table.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct OutboxSettings {
+    #[serde(with = "duration_text")]
     pub poll_interval: Duration,
     pub batch_size: usize,
     pub max_attempts: u32,
+    #[serde(with = "duration_text")]
     pub backoff_base: Duration,
+    #[serde(with = "duration_text")]
     pub backoff_max: Duration,
+    #[serde(with = "duration_text")]
     pub lease: Duration,
+    #[serde(with = "duration_text")]
     pub drain: Duration,
 }
 
+impl Default for OutboxSettings {
+    fn default() -> Self {
+        Self {
+            poll_interval: Duration::from_millis(500),
+            batch_size: 500,
+            max_attempts: 10,
+            backoff_base: Duration::from_millis(200),
+            backoff_max: Duration::from_secs(60),
+            lease: Duration::from_secs(30),
+            drain: Duration::from_secs(5),
+        }
+    }
+}
+
+impl OutboxSettings {
+    pub fn violations(&self) -> Vec<Violation> {
+        let short_lease = self.lease < Duration::from_millis(100);
+        refused([
+            ("outbox.poll_interval", self.poll_interval < MILLISECOND, "is shorter than 1ms"),
+            ("outbox.batch_size", !SIZES.contains(&self.batch_size), "is not 1 to 10000"),
+            ("outbox.max_attempts", self.max_attempts == 0, "is 0: an event needs at least one attempt"),
+            ("outbox.backoff_base", self.backoff_base < MILLISECOND, "is shorter than 1ms"),
+            ("outbox.backoff_max", self.backoff_max < self.backoff_base, "is shorter than outbox.backoff_base"),
+            ("outbox.lease", short_lease, "is shorter than 100ms: it would run out before it could be renewed"),
+        ])
+    }
+}
+
 /// Which domain an event belongs to.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct RoutingSettings {
     pub default_domain: Domain,
     pub rules: Vec<RoutingRule>,
 }
 
+impl Default for RoutingSettings {
+    fn default() -> Self {
+        Self { default_domain: Domain::Organization, rules: Vec::new() }
+    }
+}
+
 /// Patterns with `*` for any run of characters; an absent one matches everything. The first rule that matches wins.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct RoutingRule {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resource_type: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operation_type: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event_type: Option<String>,
-    pub domain: Option<Domain>,
+    pub domain: Domain,
 }
 
 /// How fresh events are delivered.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct DeliverySettings {
+    #[serde(with = "duration_text")]
     pub timeout: Duration,
     pub max_retry: u32,
     /// How many requests to one subscription are under way at once.
     pub concurrency: usize,
 }
 
+impl Default for DeliverySettings {
+    fn default() -> Self {
+        Self { timeout: Duration::from_secs(1), max_retry: 3, concurrency: 64 }
+    }
+}
+
+impl DeliverySettings {
+    pub fn violations(&self) -> Vec<Violation> {
+        refused([
+            ("delivery.timeout", !TIMEOUTS.contains(&self.timeout), "is not 1ms to 60s"),
+            ("delivery.max_retry", self.max_retry > MAX_RETRY, "is more than 100"),
+            ("delivery.concurrency", !SIZES.contains(&self.concurrency), "is not 1 to 10000"),
+        ])
+    }
+}
+
 /// How dead letters are delivered again.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct DltSettings {
+    #[serde(with = "duration_text")]
     pub timeout: Duration,
+    #[serde(with = "duration_text")]
     pub retry_interval: Duration,
+    /// How many scheduled retries a letter has; 0: none.
     pub max_retry: u32,
     pub batch_size: usize,
 }
 
-impl Default for Settings {
+impl Default for DltSettings {
     fn default() -> Self {
-        Self {
-            topic_prefix: "posthaste".to_owned(),
-            outbox: OutboxSettings {
-                poll_interval: Duration::from_millis(500),
-                batch_size: 500,
-                max_attempts: 10,
-                backoff_base: Duration::from_millis(200),
-                backoff_max: Duration::from_secs(60),
-                lease: Duration::from_secs(30),
-                drain: Duration::from_secs(5),
-            },
-            routing: RoutingSettings { default_domain: Domain::Organization, rules: Vec::new() },
-            delivery: DeliverySettings { timeout: Duration::from_secs(1), max_retry: 3, concurrency: 64 },
-            dlt: DltSettings {
-                timeout: Duration::from_secs(5),
-                retry_interval: Duration::from_secs(3),
-                max_retry: 3,
-                batch_size: 100,
-            },
-            max_channels: 1_000,
-        }
+        Self { timeout: Duration::from_secs(5), retry_interval: Duration::from_secs(3), max_retry: 3, batch_size: 100 }
     }
+}
+
+impl DltSettings {
+    pub fn violations(&self) -> Vec<Violation> {
+        refused([
+            ("dlt.timeout", !TIMEOUTS.contains(&self.timeout), "is not 1ms to 60s"),
+            ("dlt.retry_interval", self.retry_interval < MILLISECOND, "is shorter than 1ms"),
+            ("dlt.max_retry", self.max_retry > MAX_RETRY, "is more than 100"),
+            ("dlt.batch_size", !SIZES.contains(&self.batch_size), "is not 1 to 10000"),
+        ])
+    }
+}
+
+fn refused<const N: usize>(checks: [(&'static str, bool, &str); N]) -> Vec<Violation> {
+    checks.into_iter().filter(|(_, refused, _)| *refused).map(|(key, _, why)| (key, why.to_owned())).collect()
 }

@@ -1,7 +1,10 @@
+use std::collections::HashMap;
+
 use posthaste_api::proto::OutboxEvent;
 use posthaste_api::{DeliveryState, Domain, EventTrace, OutboxState, OutboxStatus, TopicPosition, TracedDelivery};
 use posthaste_core::StoreError;
 use posthaste_core::outbox::{self, OutboxRow, Upkeep};
+use posthaste_sql::letters::{LetterRow, LetterStatus};
 use posthaste_sql::sqlite::LogEntry;
 use prost::Message;
 use uuid::Uuid;
@@ -18,7 +21,8 @@ impl Hub {
         if row.is_none() && records.is_empty() && dead_letters.is_empty() {
             return Ok(None);
         }
-        let deliveries = records.iter().filter_map(|entry| self.delivery(entry)).collect();
+        let fates = self.fates(&records, &dead_letters);
+        let deliveries = records.iter().filter_map(|entry| self.delivery(entry, &fates)).collect();
         Ok(Some(EventTrace {
             event_id: event_id.to_owned(),
             outbox: row.map(outbox_state),
@@ -28,15 +32,38 @@ impl Hub {
         }))
     }
 
-    fn delivery(&self, entry: &LogEntry) -> Option<TracedDelivery> {
+    /// The deliveries that were dead-lettered, by their ids, and whether each was delivered in the end. A letter that is on
+    /// its topic and not in the store yet counts, too.
+    fn fates(&self, records: &[LogEntry], letters: &[LetterRow]) -> HashMap<String, DeliveryState> {
+        let dlts = Domain::ALL.map(|domain| self.topics.dlt(domain));
+        let on_topic = records.iter().filter(|entry| dlts.iter().any(|topic| **topic == *entry.topic));
+        let on_topic = on_topic.filter_map(|entry| OutboxEvent::decode(entry.value.clone()).ok());
+        let mut fates: HashMap<String, DeliveryState> =
+            on_topic.map(|message| (message.delivery_id, DeliveryState::DeadLettered)).collect();
+        for letter in letters {
+            let fate = match letter.status {
+                LetterStatus::Processed => DeliveryState::Done,
+                LetterStatus::New | LetterStatus::Failed => DeliveryState::DeadLettered,
+            };
+            fates.insert(letter.delivery_id.clone(), fate);
+        }
+        fates
+    }
+
+    fn delivery(&self, entry: &LogEntry, fates: &HashMap<String, DeliveryState>) -> Option<TracedDelivery> {
         let domain = Domain::ALL.into_iter().find(|domain| *self.topics.outbox(*domain) == *entry.topic)?;
         let message = OutboxEvent::decode(entry.value.clone()).ok()?;
-        let done = entry.groups.iter().any(|group| group.done);
+        let is_acked = entry.groups.iter().any(|group| group.done);
+        let state = match (is_acked, fates.get(&message.delivery_id)) {
+            (_, Some(fate)) => *fate,
+            (true, None) => DeliveryState::Done,
+            (false, None) => DeliveryState::Pending,
+        };
         Some(TracedDelivery {
             subscription_id: Uuid::parse_str(&message.subscription_id).ok()?,
             domain,
             position: position(entry),
-            state: if done { DeliveryState::Done } else { DeliveryState::Pending },
+            state,
         })
     }
 }

@@ -5,7 +5,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use posthaste_api::{DeadLetterDetail, DeadLetterPage, Domain, FieldError, Input, ReplayIn};
-use posthaste_hub::{LetterFilter, LetterSort, LetterSortKey, LetterStatus};
+use posthaste_hub::{LetterCursor, LetterFilter, LetterSort, LetterStatus};
 use serde::Deserialize;
 
 use crate::extract::{Body, Params, Segment, id};
@@ -31,6 +31,7 @@ pub(crate) struct ListParams {
     sort: Option<String>,
     page: Option<u32>,
     size: Option<u32>,
+    cursor: Option<String>,
 }
 
 pub(crate) async fn list(
@@ -45,7 +46,7 @@ impl Input for ListParams {
 
     fn validate(self) -> Result<LetterFilter, Vec<FieldError>> {
         let mut errors = Vec::new();
-        let request = paging::page_request(self.page, self.size, &mut errors);
+        let request = paging::page_request(self.page, self.size, self.cursor, &mut errors);
         let status = match self.status.as_deref().map(str::to_ascii_uppercase).as_deref() {
             None | Some("FAILED") => Some(LetterStatus::Failed),
             Some("NEW") => Some(LetterStatus::New),
@@ -61,10 +62,19 @@ impl Input for ListParams {
             errors.push(FieldError::new("domain", error.to_string()));
         }
         let (from, to) = (time("from", self.from, &mut errors), time("to", self.to, &mut errors));
-        let sort = self.sort.as_deref().map(sort);
-        if let Some(None) = sort {
-            let why = "is none of createdAt, updatedAt, retryCount, with - before for descending";
-            errors.push(FieldError::new("sort", why));
+        let sort = self.sort.map_or(Ok(LetterFilter::default().sort), |sort| sort.parse::<LetterSort>());
+        if let Err(error) = &sort {
+            errors.push(FieldError::new("sort", error.to_string()));
+        }
+        let sort = sort.unwrap_or(LetterFilter::default().sort);
+        let cursor = request.after.map(|text| text.parse::<LetterCursor>());
+        match &cursor {
+            Some(Err(error)) => errors.push(FieldError::new("cursor", error.to_string())),
+            Some(Ok(cursor)) if cursor.sort != sort => {
+                let why = format!("belongs to the order {}: give sort as for the first page", cursor.sort);
+                errors.push(FieldError::new("cursor", why));
+            }
+            _ => {}
         }
         if !errors.is_empty() {
             return Err(errors);
@@ -79,7 +89,8 @@ impl Input for ListParams {
             domain: domain.and_then(Result::ok).map(|domain| domain.to_string()),
             event_type: self.event_type,
             q: self.q,
-            sort: sort.flatten().unwrap_or(LetterFilter::default().sort),
+            sort,
+            cursor: cursor.and_then(Result::ok),
             page: request.page,
             size: request.size,
         })
@@ -92,20 +103,6 @@ fn time(field: &str, text: Option<String>, errors: &mut Vec<FieldError>) -> Opti
         errors.push(FieldError::new(field, "is not a time such as 2026-01-31T12:00:00Z"));
     }
     time.ok().map(|time| time.with_timezone(&Utc))
-}
-
-fn sort(text: &str) -> Option<LetterSort> {
-    let (descending, name) = match text.strip_prefix('-') {
-        Some(name) => (true, name),
-        None => (false, text),
-    };
-    let by = match name {
-        "createdAt" => LetterSortKey::CreatedAt,
-        "updatedAt" => LetterSortKey::UpdatedAt,
-        "retryCount" => LetterSortKey::RetryCount,
-        _ => return None,
-    };
-    Some(LetterSort { by, descending })
 }
 
 pub(crate) async fn get(

@@ -31,5 +31,8 @@ pub(crate) async fn metrics(State(app): State<App>) -> Response {
     if let Err(error) = app.hub.measure_depths().await {
         tracing::warn!(error = error.chain(), "depths could not be measured");
     }
+    if let Err(error) = app.hub.measure_lag().await {
+        tracing::warn!(error = error.chain(), "lag could not be measured");
+    }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.render()).into_response()
 }

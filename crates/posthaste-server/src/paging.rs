@@ -1,15 +1,41 @@
 use posthaste_api::FieldError;
 use posthaste_hub::PageRequest;
+use uuid::Uuid;
 
 /// The largest page of any list.
 const MAX_SIZE: u32 = 500;
 const DEFAULT_SIZE: u32 = 50;
 
-/// Pages count from 0 and have at most 500 entries.
-pub(crate) fn page_request(page: Option<u32>, size: Option<u32>, errors: &mut Vec<FieldError>) -> PageRequest {
+/// Pages count from 0 and have at most 500 entries. A cursor, the id of the last entry before, names a page without its
+/// number.
+pub(crate) fn page_request(
+    page: Option<u32>,
+    size: Option<u32>,
+    cursor: Option<String>,
+    errors: &mut Vec<FieldError>,
+) -> PageRequest {
     let size = size.unwrap_or(DEFAULT_SIZE);
     if !(1..=MAX_SIZE).contains(&size) {
         errors.push(FieldError::new("size", format!("is {size} and not 1 to {MAX_SIZE}")));
     }
-    PageRequest { page: page.unwrap_or(0), size }
+    if page.is_some() && cursor.is_some() {
+        errors.push(FieldError::new("cursor", "is given beside page: give one of them"));
+    }
+    PageRequest { page: page.unwrap_or(0), size, after: cursor }
+}
+
+/// As [`page_request`], for lists in the order of their ids.
+pub(crate) fn page_request_by_id(
+    page: Option<u32>,
+    size: Option<u32>,
+    cursor: Option<String>,
+    errors: &mut Vec<FieldError>,
+) -> PageRequest {
+    if cursor.as_ref().is_some_and(|cursor| Uuid::parse_str(cursor).is_err()) {
+        errors.push(FieldError::new(
+            "cursor",
+            "is not a cursor of this list: take it from nextCursor of the page before",
+        ));
+    }
+    page_request(page, size, cursor, errors)
 }

@@ -6,6 +6,7 @@ use posthaste_hub::{
     Created, Listed, PageRequest, SubscriptionFilter, SubscriptionReplacement, SubscriptionRequest, Versioned,
 };
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use crate::extract::{Body, Params, Segment, expected_version, id};
 use crate::paging;
@@ -14,11 +15,14 @@ use crate::router::App;
 
 /// One page of a list.
 #[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 struct Page<T> {
     items: Vec<T>,
     page: u32,
     size: u32,
     total: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next_cursor: Option<Uuid>,
 }
 
 #[derive(Deserialize)]
@@ -26,6 +30,7 @@ struct Page<T> {
 pub(crate) struct DefinitionParams {
     page: Option<u32>,
     size: Option<u32>,
+    cursor: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -35,6 +40,7 @@ pub(crate) struct SubscriptionParams {
     definition_id: Option<String>,
     page: Option<u32>,
     size: Option<u32>,
+    cursor: Option<String>,
 }
 
 impl Input for DefinitionParams {
@@ -42,7 +48,7 @@ impl Input for DefinitionParams {
 
     fn validate(self) -> Result<PageRequest, Vec<FieldError>> {
         let mut errors = Vec::new();
-        let request = paging::page_request(self.page, self.size, &mut errors);
+        let request = paging::page_request_by_id(self.page, self.size, self.cursor, &mut errors);
         if errors.is_empty() { Ok(request) } else { Err(errors) }
     }
 }
@@ -52,7 +58,7 @@ impl Input for SubscriptionParams {
 
     fn validate(self) -> Result<Self::Checked, Vec<FieldError>> {
         let mut errors = Vec::new();
-        let request = paging::page_request(self.page, self.size, &mut errors);
+        let request = paging::page_request_by_id(self.page, self.size, self.cursor, &mut errors);
         let filter = SubscriptionFilter { subscriber_id: self.subscriber_id, definition_id: self.definition_id };
         if errors.is_empty() { Ok((filter, request)) } else { Err(errors) }
     }
@@ -62,7 +68,8 @@ pub(crate) async fn list_definitions(
     State(app): State<App>,
     Params(request): Params<DefinitionParams>,
 ) -> Result<Response, Answer> {
-    Ok(page(app.hub.registrations().definitions(request).await?, request))
+    let listed = app.hub.registrations().definitions(request.clone()).await?;
+    Ok(page(listed, &request, |definition| definition.id))
 }
 
 pub(crate) async fn create_definition(
@@ -103,7 +110,8 @@ pub(crate) async fn list_subscriptions(
     State(app): State<App>,
     Params((filter, request)): Params<SubscriptionParams>,
 ) -> Result<Response, Answer> {
-    Ok(page(app.hub.registrations().subscriptions(&filter, request).await?, request))
+    let listed = app.hub.registrations().subscriptions(&filter, request.clone()).await?;
+    Ok(page(listed, &request, |subscription| subscription.id))
 }
 
 /// 201, or 200 when the subscriber has this subscription already: the one that is there stays as it is.
@@ -143,9 +151,10 @@ pub(crate) async fn delete_subscription(
     Ok(StatusCode::NO_CONTENT)
 }
 
-fn page<T: Serialize>(listed: Listed<T>, request: PageRequest) -> Response {
-    let page = Page { items: listed.items, page: request.page, size: request.size, total: listed.total };
-    axum::Json(page).into_response()
+fn page<T: Serialize>(listed: Listed<T>, request: &PageRequest, id: impl Fn(&T) -> Uuid) -> Response {
+    let next_cursor = listed.items.last().filter(|_| listed.has_more).map(id);
+    let Listed { items, total, .. } = listed;
+    axum::Json(Page { items, page: request.page, size: request.size, total, next_cursor }).into_response()
 }
 
 /// What was asked for, with the ETag that an If-Match compares.

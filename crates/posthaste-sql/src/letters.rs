@@ -1,5 +1,7 @@
 //! The words of the dead-letter store, the same on every database.
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -36,8 +38,8 @@ pub struct NewLetter {
     pub error_cause: Option<String>,
     /// When the first request failed.
     pub first_failed_at: DateTime<Utc>,
-    /// How long until its first scheduled retry.
-    pub first_delay: Duration,
+    /// How long until its first scheduled retry; `None`: there is none.
+    pub first_delay: Option<Duration>,
 }
 
 /// A claimed letter.
@@ -209,6 +211,8 @@ pub struct LetterFilter {
     pub q: Option<String>,
     /// In which order.
     pub sort: LetterSort,
+    /// Where the page begins; instead of `page`, which must read all pages before it.
+    pub cursor: Option<LetterCursor>,
     /// From 0.
     pub page: u32,
     /// How many to a page.
@@ -228,9 +232,53 @@ impl Default for LetterFilter {
             event_type: None,
             q: None,
             sort: LetterSort { by: LetterSortKey::CreatedAt, descending: true },
+            cursor: None,
             page: 0,
             size: 50,
         }
+    }
+}
+
+/// Where a page of a list ended. What is added or removed meanwhile moves no letter from one page to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LetterCursor {
+    /// The order of the list that it belongs to.
+    pub sort: LetterSort,
+    pub(crate) key: i64,
+    pub(crate) id: String,
+}
+
+impl LetterCursor {
+    pub(crate) fn behind(last: &LetterRow, sort: LetterSort) -> Self {
+        let key = match sort.by {
+            LetterSortKey::CreatedAt => last.created_at.timestamp_millis(),
+            LetterSortKey::UpdatedAt => last.updated_at.timestamp_millis(),
+            LetterSortKey::RetryCount => i64::from(last.retry_count),
+        };
+        Self { sort, key, id: last.id.clone() }
+    }
+}
+
+/// A text that was never shown as a cursor.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("is not a cursor of this list: take it from nextCursor of the page before")]
+pub struct BadCursor;
+
+impl fmt::Display for LetterCursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}~{}~{}", self.sort, self.key, self.id)
+    }
+}
+
+impl FromStr for LetterCursor {
+    type Err = BadCursor;
+
+    fn from_str(text: &str) -> Result<Self, BadCursor> {
+        let mut parts = text.splitn(3, '~');
+        let mut part = || parts.next().ok_or(BadCursor);
+        let sort = part()?.parse().map_err(|_| BadCursor)?;
+        let key = part()?.parse().map_err(|_| BadCursor)?;
+        Ok(Self { sort, key, id: part()?.to_owned() })
     }
 }
 
@@ -241,6 +289,40 @@ pub struct LetterSort {
     pub by: LetterSortKey,
     /// Largest or newest first.
     pub descending: bool,
+}
+
+impl fmt::Display for LetterSort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.descending { "-" } else { "" })?;
+        f.write_str(match self.by {
+            LetterSortKey::CreatedAt => "createdAt",
+            LetterSortKey::UpdatedAt => "updatedAt",
+            LetterSortKey::RetryCount => "retryCount",
+        })
+    }
+}
+
+/// A text that names no order.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("is none of createdAt, updatedAt, retryCount, with - before for descending")]
+pub struct BadSort;
+
+impl FromStr for LetterSort {
+    type Err = BadSort;
+
+    fn from_str(text: &str) -> Result<Self, BadSort> {
+        let (descending, name) = match text.strip_prefix('-') {
+            Some(name) => (true, name),
+            None => (false, text),
+        };
+        let by = match name {
+            "createdAt" => LetterSortKey::CreatedAt,
+            "updatedAt" => LetterSortKey::UpdatedAt,
+            "retryCount" => LetterSortKey::RetryCount,
+            _ => return Err(BadSort),
+        };
+        Ok(Self { by, descending })
+    }
 }
 
 /// What a list can be sorted by.
@@ -263,6 +345,8 @@ pub struct LetterPage {
     pub total: u64,
     /// There are more than that; nobody counted them.
     pub total_is_lower_bound: bool,
+    /// Where the next page begins, if there is one.
+    pub next: Option<LetterCursor>,
 }
 
 /// A request to deliver letters again.

@@ -120,8 +120,10 @@ pub struct SubscriptionFilter {
 }
 
 /// Which part of a list.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct PageRequest {
+    /// Only what comes behind this id; instead of `page`, which must read all pages before it.
+    pub after: Option<String>,
     /// From 0.
     pub page: u32,
     /// How many to a page.
@@ -135,6 +137,8 @@ pub struct Page<T> {
     pub items: Vec<T>,
     /// How many there are in all.
     pub total: u64,
+    /// Whether something comes behind it.
+    pub has_more: bool,
 }
 
 /// Why the registry did not do what it was asked.

@@ -2,6 +2,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use posthaste_api::suggest;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
 use super::Config;
@@ -86,10 +88,7 @@ impl Layers {
         let refused = |message: String| ConfigError::Variable { name: name.to_owned(), message };
         let key = name.strip_prefix(PREFIX).unwrap_or(name).to_lowercase();
         let path: Vec<&str> = key.split(SEPARATOR).collect();
-        let value = typed(&path, text).map_err(refused)?;
-        let layer = nested(&path, value);
-        let checked: Result<Config, _> = Value::Table(layer.clone()).try_into();
-        checked.map_err(|error: toml::de::Error| refused(suggest::explain(error.message())))?;
+        let layer = nested(&path, typed::<Config>(&path, text).map_err(refused)?);
         self.merge(layer, &format!("by environment variable {name}"));
         Ok(())
     }
@@ -174,25 +173,50 @@ fn nested(path: &[&str], value: Value) -> Table {
     table
 }
 
-/// Variables are text; the default value says what the text stands for.
-fn typed(path: &[&str], text: &str) -> Result<Value, String> {
-    let defaults = Value::try_from(Config::default()).map_err(|error| error.to_string())?;
-    match path.iter().try_fold(&defaults, |value, name| value.get(name)) {
-        Some(Value::Integer(_)) => {
-            text.parse().map(Value::Integer).map_err(|_| format!("{text:?} is not a whole number"))
-        }
-        Some(Value::Array(_)) => {
-            let list: Result<Table, _> = format!("list = {text}").parse();
-            let list = list.ok().and_then(|mut table| table.remove("list"));
-            list.ok_or_else(|| format!("{text:?} is not a list as TOML writes it, such as [{{ key = \"value\" }}]"))
-        }
-        Some(Value::Table(section)) => {
-            let keys: Vec<_> = section.keys().map(|key| key.to_uppercase()).collect();
-            Err(format!("names a section: add one of its keys, {SEPARATOR}{}", keys.join(&format!(" or {SEPARATOR}"))))
-        }
-        // What is not known is refused when it is read as a configuration, with a suggestion.
-        _ => Ok(Value::String(text.to_owned())),
+/// Variables are text. It is taken as text where the key takes that, and else as TOML would read it without quotes: a
+/// number, true or false, a list. The type of the key decides, so an optional key needs no default to be known.
+fn typed<T: DeserializeOwned + Default + Serialize>(path: &[&str], text: &str) -> Result<Value, String> {
+    let read = |value: Value| Value::Table(nested(path, value)).try_into::<T>().map(drop);
+    let Err(refusal) = read(Value::String(text.to_owned())) else {
+        return Ok(Value::String(text.to_owned()));
+    };
+    let bare = format!("value = {text}").parse::<Table>().ok().and_then(|mut table| table.remove("value"));
+    let bare_refusal = match bare {
+        Some(value) => match read(value.clone()) {
+            Ok(()) => return Ok(value),
+            Err(error) => Some(error),
+        },
+        None => None,
+    };
+    if let Some(section) = section_at::<T>(path) {
+        let keys: Vec<_> = section.keys().map(|key| key.to_uppercase()).collect();
+        return Err(format!(
+            "names a section: add one of its keys, {SEPARATOR}{}",
+            keys.join(&format!(" or {SEPARATOR}"))
+        ));
     }
+    let message = refusal.message();
+    Err(match message.split_once(", expected ").map(|(_, expected)| expected.trim_end()) {
+        Some("a boolean") => format!("{text:?} is neither true nor false"),
+        Some("a sequence") => format!("{text:?} is not a list as TOML writes it, such as [{{ key = \"value\" }}]"),
+        Some(number) if NUMBERS.contains(&number) && bare_refusal.is_none() => {
+            format!("{text:?} is not a whole number")
+        }
+        // A key that takes no text says more about the number than about the text.
+        _ if message.starts_with("invalid type: string") => {
+            suggest::explain(bare_refusal.as_ref().unwrap_or(&refusal).message())
+        }
+        _ => suggest::explain(message),
+    })
+}
+
+/// As serde calls whole numbers.
+const NUMBERS: [&str; 8] = ["u8", "u16", "u32", "u64", "usize", "i32", "i64", "isize"];
+
+fn section_at<T: Default + Serialize>(path: &[&str]) -> Option<Table> {
+    let defaults = Value::try_from(T::default()).ok()?;
+    let found = path.iter().try_fold(&defaults, |value, name| value.get(name))?;
+    found.as_table().cloned()
 }
 
 #[cfg(test)]

@@ -167,3 +167,32 @@ fn a_variable_with_too_few_underscores_is_recognised() {
         assert_eq!(misspelt(others), None, "{others}");
     }
 }
+
+#[derive(Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Example {
+    cleanup: Cleanup,
+}
+
+#[derive(Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Cleanup {
+    enabled: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+}
+
+#[test]
+fn variables_reach_booleans_optional_values_and_nested_keys() {
+    let value = |key: &str, text: &str| typed::<Example>(&["cleanup", key], text);
+    assert_eq!(value("enabled", "true"), Ok(Value::Boolean(true)));
+    assert_eq!(value("limit", "7"), Ok(Value::Integer(7)));
+    assert_eq!(value("name", "7"), Ok(Value::String("7".to_owned())), "the key takes text");
+    assert_eq!(value("enabled", "yes"), Err("\"yes\" is neither true nor false".to_owned()));
+    assert_eq!(value("limit", "many"), Err("\"many\" is not a whole number".to_owned()));
+    assert!(value("limit", "-1").unwrap_err().contains("-1"));
+    assert!(value("enabld", "true").unwrap_err().contains("did you mean \"enabled\"?"));
+    assert!(typed::<Example>(&["cleanup"], "true").unwrap_err().starts_with("names a section: add one of its keys"));
+}

@@ -75,6 +75,17 @@ impl Letters {
         Ok(())
     }
 
+    /// Takes the scheduled retries away from letters that had `max_retry` of them already. Letters for which no request was
+    /// ever made keep theirs: it is not a retry. For a start with a lower limit than before.
+    pub async fn end_schedules(&self, max_retry: u32) -> Result<(), StoreError> {
+        const END: &str = "UPDATE dlt_event SET scheduled_at = NULL
+             WHERE due IS NOT NULL AND scheduled_at IS NOT NULL AND attempts > 0 AND retry_count >= ?";
+        let end = self.0.database.write("end scheduled retries", move |connection| {
+            Box::pin(async move { sqlx::query(END).bind(max_retry).execute(connection).await.map(|_| ()) })
+        });
+        end.await
+    }
+
     /// Frees every letter, whoever holds it. Only for a process that knows itself alone.
     pub async fn void_leases(&self) -> Result<(), StoreError> {
         const VOID: &str = "UPDATE dlt_event SET locked_by = NULL, locked_until = NULL WHERE locked_by IS NOT NULL";
@@ -112,7 +123,7 @@ async fn insert(connection: &mut SqliteConnection, letters: &[(String, NewLetter
                 .bind(&letter.error_code)
                 .bind(&letter.error_cause)
                 .bind(letter.first_failed_at.timestamp_millis())
-                .bind(millis(letter.first_delay));
+                .bind(letter.first_delay.map(millis));
         }
         query.execute(&mut *connection).await?;
     }

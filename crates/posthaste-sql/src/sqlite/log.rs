@@ -64,6 +64,10 @@ impl Log {
         Self(Arc::new(Inner { database, options, partitions: Mutex::default(), subscriptions: Mutex::default() }))
     }
 
+    pub(super) fn database(&self) -> &Database {
+        &self.0.database
+    }
+
     /// Ends all leases of all groups. Only for a process that knows it is alone with this file: consumers of a process
     /// that was killed would otherwise keep theirs until they expire.
     pub async fn void_leases(&self) -> Result<(), StoreError> {

@@ -5,6 +5,7 @@ mod clock;
 mod database;
 mod faults;
 mod inbox;
+mod lag;
 mod letters;
 mod log;
 mod migrations;

@@ -120,7 +120,8 @@ async fn check_version(
     })
 }
 
-/// One page of the table `from`, whose first column is the key, and how many rows there are. `push_conditions` adds to both queries.
+/// One page of the table `from`, whose first column is the key, and how many rows there are. `push_conditions` begins the
+/// WHERE of both queries.
 async fn page<T>(
     database: &Database,
     columns: &'static str,
@@ -131,11 +132,19 @@ async fn page<T>(
 ) -> Result<Page<T>, sqlx::Error> {
     let mut items = QueryBuilder::<Sqlite>::new(format!("SELECT {columns} FROM {from}"));
     push_conditions(&mut items);
-    items.push(" ORDER BY id LIMIT ").push_bind(request.size);
-    items.push(" OFFSET ").push_bind(i64::from(request.page) * i64::from(request.size));
-    let rows = items.build().fetch_all(database.operators()).await?;
+    if let Some(after) = &request.after {
+        items.push(" AND id > ").push_bind(after.clone());
+    }
+    // One more than asked for: it shows whether there is a next page.
+    items.push(" ORDER BY id LIMIT ").push_bind(i64::from(request.size) + 1);
+    if request.after.is_none() {
+        items.push(" OFFSET ").push_bind(i64::from(request.page) * i64::from(request.size));
+    }
+    let mut rows = items.build().fetch_all(database.operators()).await?;
+    let has_more = rows.len() > request.size as usize;
+    rows.truncate(request.size as usize);
     let mut total = QueryBuilder::<Sqlite>::new(format!("SELECT count(*) FROM {from}"));
     push_conditions(&mut total);
     let total: i64 = total.build_query_scalar().fetch_one(database.operators()).await?;
-    Ok(Page { items: readable(from, &rows, 0, read), total: total as u64 })
+    Ok(Page { items: readable(from, &rows, 0, read), total: total as u64, has_more })
 }

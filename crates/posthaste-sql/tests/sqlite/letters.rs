@@ -41,7 +41,7 @@ async fn a_delivery_is_taken_in_once() {
     letters.intake(many.clone()).await.unwrap();
     letters.intake(many).await.unwrap();
     letters.intake(Vec::new()).await.unwrap();
-    assert_eq!(letters.depth_by_status().await.unwrap(), [(LetterStatus::New, 150)]);
+    assert_eq!(letters.depth_by_status().await.unwrap()[0], (LetterStatus::New, 150));
     let items = letters.claim(200).await.unwrap().items;
     let order: Vec<String> = items.iter().map(|claimed| claimed.item.event_id.clone()).collect();
     assert_eq!(order, (0..150).map(|number| format!("event-{number}")).collect::<Vec<_>>());
@@ -88,7 +88,7 @@ async fn a_replay_is_one_attempt_beside_the_schedule() {
     let file = File::new();
     let (_, letters) = letters(&file).await;
     let mut waiting = letter("1");
-    waiting.first_delay = LEASE;
+    waiting.first_delay = Some(LEASE);
     letters.intake(vec![waiting]).await.unwrap();
     let id = letters.of_event("event-1").await.unwrap()[0].id.clone();
     let replay = letters.replay(vec![id.clone(), "nobody".to_owned()], Some("fixed".to_owned())).await.unwrap();

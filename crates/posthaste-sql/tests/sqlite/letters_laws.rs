@@ -35,7 +35,7 @@ impl SourceHarness for LettersHarness {
 
     async fn insert(&self, label: &str, delay: Duration) {
         let mut letter = letter(label);
-        letter.first_delay = delay;
+        letter.first_delay = Some(delay);
         self.writer.intake(vec![letter]).await.unwrap();
     }
 

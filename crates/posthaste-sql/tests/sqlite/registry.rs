@@ -47,7 +47,7 @@ async fn create(registry: &Registry, fields: SubscriptionFields) -> Subscription
     }
 }
 
-const ALL: PageRequest = PageRequest { page: 0, size: 100 };
+const ALL: PageRequest = PageRequest { after: None, page: 0, size: 100 };
 
 #[tokio::test]
 async fn definitions_are_made_changed_and_removed() {
@@ -71,7 +71,7 @@ async fn definitions_are_made_changed_and_removed() {
     let nobody = registry.update_definition("nobody", described, None).await;
     assert!(matches!(nobody, Err(RegistryError::NotFound)));
 
-    let page = registry.definitions(PageRequest { page: 1, size: 1 }).await.unwrap();
+    let page = registry.definitions(PageRequest { after: None, page: 1, size: 1 }).await.unwrap();
     assert_eq!((page.total, page.items), (2, vec![other.clone()]));
     assert!(matches!(registry.delete_definition(&other.id, Some(7)).await, Err(RegistryError::Stale { .. })));
     registry.delete_definition(&other.id, Some(1)).await.unwrap();

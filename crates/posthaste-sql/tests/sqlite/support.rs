@@ -111,6 +111,6 @@ pub fn letter(delivery_id: &str) -> NewLetter {
         error_code: "503".to_owned(),
         error_cause: None,
         first_failed_at: chrono::DateTime::from_timestamp_millis(1_750_000_000_000).unwrap(),
-        first_delay: Duration::ZERO,
+        first_delay: Some(Duration::ZERO),
     }
 }

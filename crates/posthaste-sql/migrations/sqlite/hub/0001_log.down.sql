@@ -1,5 +1,6 @@
 DROP TABLE write_probe;
 DROP TABLE channel;
+DROP TABLE quarantine_depth;
 DROP TABLE quarantined_record;
 DROP TABLE log_group;
 DROP TABLE log_record;

@@ -72,6 +72,19 @@ CREATE TABLE quarantined_record (
     UNIQUE (group_name, topic, partition, "offset")
 );
 
+-- How many records are in quarantine, kept by the triggers below: counting them would read them all.
+CREATE TABLE quarantine_depth (
+    only    INTEGER PRIMARY KEY CHECK (only = 1),
+    records INTEGER NOT NULL
+);
+INSERT INTO quarantine_depth (only, records) VALUES (1, 0);
+CREATE TRIGGER quarantined_record_inserted AFTER INSERT ON quarantined_record BEGIN
+    UPDATE quarantine_depth SET records = records + 1;
+END;
+CREATE TRIGGER quarantined_record_deleted AFTER DELETE ON quarantined_record BEGIN
+    UPDATE quarantine_depth SET records = records - 1;
+END;
+
 -- Which event type owns which topic. Written in the transaction that inserts the first outbox row of a type, so that a
 -- restart cannot give the topic to another type.
 CREATE TABLE channel (

@@ -1,3 +1,4 @@
 DROP TABLE replay;
 DROP TABLE retry_history;
 DROP TABLE dlt_event;
+DROP TABLE dlt_depth;

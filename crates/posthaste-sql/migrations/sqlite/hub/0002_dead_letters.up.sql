@@ -81,3 +81,21 @@ CREATE TABLE replay (
     matched    INTEGER NOT NULL,
     created_at INTEGER NOT NULL
 );
+
+-- How many letters have each status, kept by the triggers below: counting the letters would read them all, and the metrics
+-- are asked for every few seconds.
+CREATE TABLE dlt_depth (
+    status  INTEGER PRIMARY KEY,
+    letters INTEGER NOT NULL
+);
+INSERT INTO dlt_depth (status, letters) VALUES (0, 0), (1, 0), (2, 0);
+CREATE TRIGGER dlt_event_inserted AFTER INSERT ON dlt_event BEGIN
+    UPDATE dlt_depth SET letters = letters + 1 WHERE status = NEW.status;
+END;
+CREATE TRIGGER dlt_event_moved AFTER UPDATE OF status ON dlt_event WHEN OLD.status <> NEW.status BEGIN
+    UPDATE dlt_depth SET letters = letters - 1 WHERE status = OLD.status;
+    UPDATE dlt_depth SET letters = letters + 1 WHERE status = NEW.status;
+END;
+CREATE TRIGGER dlt_event_deleted AFTER DELETE ON dlt_event BEGIN
+    UPDATE dlt_depth SET letters = letters - 1 WHERE status = OLD.status;
+END;

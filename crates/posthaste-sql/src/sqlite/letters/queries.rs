@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use bytes::Bytes;
 use chrono::TimeDelta;
 use posthaste_core::StoreError;
@@ -6,8 +8,8 @@ use sqlx::{AssertSqlSafe, QueryBuilder, Row, Sqlite};
 
 use super::{Letters, NOW_MS, json, span, time};
 use crate::letters::{
-    HistoryRow, LetterDetail, LetterFilter, LetterPage, LetterRow, LetterSortKey, LetterStatus, Replay, ReplayResult,
-    ReplayResults, Trigger,
+    HistoryRow, LetterCursor, LetterDetail, LetterFilter, LetterPage, LetterRow, LetterSortKey, LetterStatus, Replay,
+    ReplayResult, ReplayResults, Trigger,
 };
 use crate::sqlite::faults::store_error;
 use crate::sqlite::unreadable::readable;
@@ -30,16 +32,29 @@ impl Letters {
         let operators = self.0.database.operators();
         let mut page = QueryBuilder::<Sqlite>::new(format!("SELECT {COLUMNS} FROM dlt_event"));
         push_conditions(&mut page, filter);
-        page.push(order(filter)).push(" LIMIT ").push_bind(filter.size);
-        page.push(" OFFSET ").push_bind(i64::from(filter.page) * i64::from(filter.size));
+        if let Some(cursor) = &filter.cursor {
+            let column = column_of(filter.sort.by);
+            let side = if filter.sort.descending { "<" } else { ">" };
+            page.push(format!(" AND ({column}, id) {side} (")).push_bind(cursor.key);
+            page.push(", ").push_bind(cursor.id.clone()).push(")");
+        }
+        // One more than asked for: it shows whether there is a next page.
+        page.push(order(filter)).push(" LIMIT ").push_bind(i64::from(filter.size) + 1);
+        if filter.cursor.is_none() {
+            page.push(" OFFSET ").push_bind(i64::from(filter.page) * i64::from(filter.size));
+        }
         let rows = page.build().fetch_all(operators).await.map_err(failed)?;
-        let items = readable("dlt_event", &rows, 0, read);
+        let size = filter.size as usize;
+        let has_more = rows.len() > size;
+        let items = readable("dlt_event", &rows[..rows.len().min(size)], 0, read);
+        let next = items.last().filter(|_| has_more).map(|last| LetterCursor::behind(last, filter.sort));
 
         let mut count = QueryBuilder::<Sqlite>::new("SELECT count(*) FROM (SELECT 1 FROM dlt_event");
         push_conditions(&mut count, filter);
         count.push(" LIMIT ").push_bind(COUNTED + 1).push(")");
         let counted: i64 = count.build_query_scalar().fetch_one(operators).await.map_err(failed)?;
-        Ok(LetterPage { items, total: counted.min(COUNTED) as u64, total_is_lower_bound: counted > COUNTED })
+        let total = counted.min(COUNTED) as u64;
+        Ok(LetterPage { items, total, total_is_lower_bound: counted > COUNTED, next })
     }
 
     /// One letter with all that is known of it.
@@ -129,10 +144,20 @@ impl Letters {
         due.map_err(|error| store_error("look for due dead letters", error))
     }
 
+    /// For how long the letter that is due first has been due.
+    pub async fn oldest_due(&self) -> Result<Option<Duration>, StoreError> {
+        let failed = |error| store_error("look at the first dead letter", error);
+        let sql = format!(
+            "SELECT {NOW_MS} - due FROM dlt_event WHERE due IS NOT NULL AND due <= {NOW_MS} ORDER BY due, id LIMIT 1"
+        );
+        let row = sqlx::query(AssertSqlSafe(sql)).fetch_optional(self.0.database.operators()).await.map_err(failed)?;
+        row.map(|row| row.try_get(0).map(span)).transpose().map_err(failed)
+    }
+
     /// How many letters stand where.
     pub async fn depth_by_status(&self) -> Result<Vec<(LetterStatus, u64)>, StoreError> {
         let failed = |error| store_error("count the dead letters", error);
-        let sql = "SELECT status, count(*) FROM dlt_event GROUP BY status";
+        let sql = "SELECT status, letters FROM dlt_depth ORDER BY status";
         let rows = sqlx::query(sql).fetch_all(self.0.database.operators()).await.map_err(failed)?;
         let depth = |row: &SqliteRow| Ok((LetterStatus::of_code(row.try_get(0)?), row.try_get::<i64, _>(1)? as u64));
         rows.iter().map(depth).collect::<Result<_, _>>().map_err(failed)
@@ -185,15 +210,17 @@ fn literal(text: &str) -> String {
     text.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_")
 }
 
-fn order(filter: &LetterFilter) -> &'static str {
-    match (filter.sort.by, filter.sort.descending) {
-        (LetterSortKey::CreatedAt, false) => " ORDER BY created_at, id",
-        (LetterSortKey::CreatedAt, true) => " ORDER BY created_at DESC, id DESC",
-        (LetterSortKey::UpdatedAt, false) => " ORDER BY updated_at, id",
-        (LetterSortKey::UpdatedAt, true) => " ORDER BY updated_at DESC, id DESC",
-        (LetterSortKey::RetryCount, false) => " ORDER BY retry_count, id",
-        (LetterSortKey::RetryCount, true) => " ORDER BY retry_count DESC, id DESC",
+fn column_of(key: LetterSortKey) -> &'static str {
+    match key {
+        LetterSortKey::CreatedAt => "created_at",
+        LetterSortKey::UpdatedAt => "updated_at",
+        LetterSortKey::RetryCount => "retry_count",
     }
+}
+
+fn order(filter: &LetterFilter) -> String {
+    let (column, way) = (column_of(filter.sort.by), if filter.sort.descending { " DESC" } else { "" });
+    format!(" ORDER BY {column}{way}, id{way}")
 }
 
 fn read(row: &SqliteRow) -> Result<LetterRow, sqlx::Error> {

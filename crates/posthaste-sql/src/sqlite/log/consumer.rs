@@ -33,6 +33,9 @@ const FETCH: &str = "
        ON record.partition_id = wanted.value ->> 0 AND record.\"offset\" >= wanted.value ->> 1
     LIMIT ?2";
 
+/// The last record and the last partition that were made: two steps into the ends of their tables.
+const NEWEST: &str = "SELECT (SELECT max(rowid) FROM log_record), (SELECT max(id) FROM log_partition)";
+
 /// A record that was read but not yet handed out.
 struct Candidate {
     partition_id: i64,
@@ -87,10 +90,21 @@ struct Membership {
     /// When the statement that last started all leases anew was sent.
     renewed_at: Option<Instant>,
     looked_at: Instant,
+    nothing_new: Option<NothingNew>,
     closed: bool,
     /// Progress rows that were reported as unreadable.
     reported: HashSet<String>,
 }
+
+/// What a look at every partition began with that found nothing. Until one of these changes, the next would find nothing,
+/// either. An idle group with a thousand topics would otherwise read a thousand places twice a second.
+struct NothingNew {
+    newest: Newest,
+    wanted: Vec<(i64, i64)>,
+    at: Instant,
+}
+
+type Newest = (Option<i64>, Option<i64>);
 
 impl Membership {
     /// Whether so much of the leases has passed that less is left than [`Consumer::lease`] promises.
@@ -110,6 +124,7 @@ impl GroupConsumer {
             membership: tokio::sync::Mutex::new(Membership {
                 renewed_at: None,
                 looked_at: Instant::now(),
+                nothing_new: None,
                 closed: false,
                 reported: HashSet::new(),
             }),
@@ -163,6 +178,25 @@ impl GroupConsumer {
         membership.renewed_at = Some(sent_at);
         membership.looked_at = sent_at;
         Ok(())
+    }
+
+    async fn newest(&self) -> Result<Newest, StoreError> {
+        let newest = sqlx::query_as(NEWEST).fetch_one(self.log.0.database.readers()).await;
+        newest.map_err(|error| store_error("look at the end of the log", error))
+    }
+
+    /// Whether a fetch need not look: nothing was appended or made since a look that found nothing, nothing else is wanted,
+    /// and leases are young enough to be renewed later. From time to time it looks all the same, for partitions that another
+    /// process left behind.
+    fn is_idle(&self, membership: &Membership, newest: Newest) -> bool {
+        let full_lease = self.full_lease();
+        let is_young = membership.renewed_at.is_some_and(|at| at.elapsed() < full_lease / 2);
+        let nothing_new = membership.nothing_new.as_ref().is_some_and(|nothing| {
+            nothing.newest == newest
+                && nothing.at.elapsed() < full_lease / 10
+                && nothing.wanted == lock(&self.holdings).wanted()
+        });
+        is_young && nothing_new && !self.subscription.partitions_changed.load(Ordering::Acquire)
     }
 
     /// Reads rows in the order of the turns; true when there may be more.
@@ -227,6 +261,11 @@ impl Consumer for GroupConsumer {
         if membership.closed || limit == 0 {
             return Ok(Vec::new());
         }
+        // Asked before the look: what is appended during it is seen by the next.
+        let newest = self.newest().await?;
+        if self.is_idle(&membership, newest) {
+            return Ok(Vec::new());
+        }
         self.keep_leases(&mut membership).await?;
         loop {
             let wanted = lock(&self.holdings).wanted();
@@ -234,6 +273,10 @@ impl Consumer for GroupConsumer {
                 return Ok(Vec::new());
             }
             let (candidates, full) = self.read(&wanted, limit).await?;
+            if candidates.is_empty() {
+                membership.nothing_new = Some(NothingNew { newest, wanted, at: Instant::now() });
+                return Ok(Vec::new());
+            }
             if let Some(last) = candidates.last().filter(|_| full) {
                 lock(&self.holdings).took_its_turn(last.partition_id);
             }
@@ -242,6 +285,7 @@ impl Consumer for GroupConsumer {
                 // The caller sees fewer than it asked for and would wait; this keeps it from doing so.
                 self.subscription.wakeup.wake();
             }
+            membership.nothing_new = None;
             // A full read of which nothing was left was all done before: there may be more behind it.
             if !fetched.is_empty() || !full {
                 return Ok(fetched);

@@ -161,7 +161,7 @@ impl Log {
 
     /// How many records are in quarantine, of all groups.
     pub async fn quarantined_count(&self) -> Result<u64, StoreError> {
-        let count: i64 = sqlx::query_scalar("SELECT count(*) FROM quarantined_record")
+        let count: i64 = sqlx::query_scalar("SELECT records FROM quarantine_depth")
             .fetch_one(self.0.database.operators())
             .await
             .map_err(|error| store_error("count quarantined records", error))?;

@@ -1,6 +1,6 @@
 use posthaste_core::StoreError;
-use sqlx::sqlite::{SqliteConnection, SqliteRow};
-use sqlx::{AssertSqlSafe, Row};
+use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteRow};
+use sqlx::{AssertSqlSafe, QueryBuilder, Row};
 
 use super::{NOW_MS, Refusal, Registry, check_version, page, time};
 use crate::registry::{Definition, DefinitionFields, EventKey, Page, PageRequest, RegistryError};
@@ -109,7 +109,10 @@ impl Registry {
 
     /// One page of all definitions.
     pub async fn definitions(&self, request: PageRequest) -> Result<Page<Definition>, StoreError> {
-        page(&self.database, COLUMNS, "event_definition", request, |_| (), |row| read(row, 0))
+        let all = |query: &mut QueryBuilder<Sqlite>| {
+            query.push(" WHERE true");
+        };
+        page(&self.database, COLUMNS, "event_definition", request, all, |row| read(row, 0))
             .await
             .map_err(|error| store_error("list the definitions", error))
     }

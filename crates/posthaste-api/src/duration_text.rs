@@ -1,0 +1,33 @@
+//! Durations as text such as `500ms`, for configuration files: `#[serde(with = "posthaste_api::duration_text")]`.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::de::{Error, Visitor};
+use serde::{Deserializer, Serializer};
+
+use crate::duration::{format_duration, parse_duration};
+
+/// Writes a duration as [`parse_duration`](crate::parse_duration) reads it.
+pub fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&format_duration(*duration))
+}
+
+/// Reads a duration, and says how to write one where it cannot.
+pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+    struct Text;
+
+    impl Visitor<'_> for Text {
+        type Value = Duration;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str(r#"a duration as text, such as "500ms", "5s" or "2m""#)
+        }
+
+        fn visit_str<E: Error>(self, text: &str) -> Result<Duration, E> {
+            parse_duration(text).map_err(|error| E::custom(format!("{text:?} is {error}")))
+        }
+    }
+
+    deserializer.deserialize_str(Text)
+}
