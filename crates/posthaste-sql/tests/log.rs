@@ -115,8 +115,8 @@ async fn a_lease_from_before_the_clock_was_set_back_is_not_believed() {
     publish(&died, (0..4).map(|number| record("orders", number))).await;
     let held = join(&died, "orders").await;
     assert_eq!(held.fetch(10).await.unwrap().len(), 4);
-    let set_back = "UPDATE log_group SET leased_until = leased_until + 3600000";
-    database.write("set back", |connection| Box::pin(sqlx::query(set_back).execute(connection))).await.unwrap();
+    const SET_BACK: &str = "UPDATE log_group SET leased_until = leased_until + 3600000";
+    database.write("set back", |connection| Box::pin(sqlx::query(SET_BACK).execute(connection))).await.unwrap();
     let log = file.open().await;
     assert_eq!(join(&log, "orders").await.fetch(10).await.unwrap().len(), 4, "taken over at once");
 }

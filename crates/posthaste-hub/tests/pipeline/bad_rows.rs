@@ -21,8 +21,8 @@ async fn an_unreadable_subscription_stops_nobody_else() {
     world.execute(damage).await;
     let id = publish(&world.hub, EVENT).await;
     assert_eq!(header(&good.wait_for(1).await[0].0, "webhook-id"), id);
-    let all = PageRequest { page: 0, size: 10 };
-    let listed = world.hub.registrations().subscriptions(&SubscriptionFilter::default(), all).await.unwrap();
+    let all = PageRequest { page: 0, size: 10, after: None };
+    let listed = world.hub.registrations().subscriptions(&SubscriptionFilter::default(), all.clone()).await.unwrap();
     let listed: Vec<_> = listed.items.iter().map(|subscription| subscription.subscriber_id.as_str()).collect();
     assert_eq!(listed, ["good"]);
     world.hub.stop().await;
@@ -42,8 +42,8 @@ async fn an_unreadable_definition_costs_only_its_own_subscriptions() {
     world.execute(damage).await;
     publish(&world.hub, EVENT).await;
     subscriber.wait_for(1).await;
-    let all = PageRequest { page: 0, size: 10 };
-    let listed = world.hub.registrations().subscriptions(&SubscriptionFilter::default(), all).await.unwrap();
+    let all = PageRequest { page: 0, size: 10, after: None };
+    let listed = world.hub.registrations().subscriptions(&SubscriptionFilter::default(), all.clone()).await.unwrap();
     assert_eq!(listed.items.len(), 1);
     assert_eq!(world.hub.registrations().definitions(all).await.unwrap().items.len(), 1);
     world.hub.stop().await;
