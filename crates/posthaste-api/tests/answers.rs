@@ -49,7 +49,14 @@ fn letter_json() -> Value {
 
 #[test]
 fn dead_letters() {
-    let page = DeadLetterPage { items: vec![letter()], page: 0, size: 50, total: 1, total_is_lower_bound: false, next_cursor: None };
+    let page = DeadLetterPage {
+        items: vec![letter()],
+        page: 0,
+        size: 50,
+        total: 1,
+        total_is_lower_bound: false,
+        next_cursor: None,
+    };
     assert_json(&page, json!({ "items": [letter_json()], "page": 0, "size": 50, "total": 1 }));
     let attempt = RetryAttempt {
         error_code: None,

@@ -1,5 +1,6 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -145,7 +146,9 @@ impl<T: Send + Sync + 'static> BusSource<T> {
         for record in records {
             let decoded = match &record.damage {
                 Some(damage) => Err(damage.clone()),
-                None => (self.options.decode)(&record),
+                // A panic of a decoder must not take the other records of the fetch with it.
+                None => catch_unwind(AssertUnwindSafe(|| (self.options.decode)(&record)))
+                    .unwrap_or_else(|_| Err("its decoder panicked".into())),
             };
             match decoded {
                 Ok(decoded) => {
@@ -167,13 +170,16 @@ impl<T: Send + Sync + 'static> BusSource<T> {
 
     /// Quarantines and acks what could not be read; what that fails for is tried again with the next claim.
     async fn isolate(&self) {
-        let poison = std::mem::take(&mut *self.lock_unreadable());
+        // They stay in the list until that is done, whatever becomes of this call. Claims are made one at a time.
+        let poison = self.lock_unreadable().clone();
         if poison.is_empty() {
             return;
         }
-        if let Err(error) = self.quarantine_and_ack(&poison).await {
-            tracing::error!(group = self.group, error = error.chain(), "unreadable records hold their partition");
-            self.lock_unreadable().extend(poison);
+        match self.quarantine_and_ack(&poison).await {
+            Ok(()) => drop(self.lock_unreadable().drain(..poison.len())),
+            Err(error) => {
+                tracing::error!(group = self.group, error = error.chain(), "unreadable records hold their partition");
+            }
         }
     }
 

@@ -514,17 +514,19 @@ async fn a_claim_that_panics_is_made_again() {
 async fn an_outcome_that_the_store_refuses_is_kept_and_recorded_when_it_no_longer_does() {
     let (rows, sink) = (Rows::new().await, RecordingSink::accepting());
     rows.insert_many("fine", 10, None, Duration::ZERO).await;
-    rows.insert("refused", None, Duration::ZERO).await;
+    rows.insert_many("refused", 2, None, Duration::ZERO).await;
     let slow = Slow::new(rows.open().await.dispatcher_source());
-    *slow.faults.refused.lock().unwrap() = ("refused", 30);
+    *slow.faults.refused.lock().unwrap() = ("refused", 60);
     let running = Running::on(slow, &sink, options());
-    sink.wait_for_delivered(11).await;
+    sink.wait_for_delivered(12).await;
     sleep(Duration::from_secs(1)).await;
     assert!(rows.all()[..10].iter().all(|row| row.status == OutboxStatus::Done), "the others are on record");
-    assert_eq!(rows.all()[10].status, OutboxStatus::New);
-    while rows.all()[10].status != OutboxStatus::Done {
+    assert!(rows.all()[10..].iter().all(|row| row.status == OutboxStatus::New));
+    rows.insert_many("later", 5, None, Duration::ZERO).await;
+    sink.wait_for_delivered(17).await;
+    while rows.all().iter().any(|row| row.status != OutboxStatus::Done) {
         sleep(LEASE).await;
     }
     running.stop().await;
-    assert_eq!(sink.started().len(), 11, "it was not delivered again meanwhile");
+    assert_eq!(sink.started().len(), 17, "nothing was delivered again meanwhile");
 }

@@ -40,6 +40,11 @@ impl Lane {
         }
     }
 
+    /// Unique per process start.
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
     /// What a claim writes into the rows that it leases. Unique per claim, not only per process: a claim that expired
     /// and was made again fences its elder.
     pub(super) fn lock(&self, ticket: u64) -> String {

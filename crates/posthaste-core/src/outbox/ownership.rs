@@ -1,5 +1,5 @@
-use std::sync::Mutex as StdMutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex as StdMutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::Mutex;
@@ -19,6 +19,8 @@ pub(super) struct Ownership {
     /// Nobody here reads the table any more.
     given_up: AtomicBool,
     tenure: StdMutex<Option<Tenure>>,
+    /// The source that comes again in time to refresh the row, and when it last came.
+    keeper: StdMutex<Option<(String, Instant)>>,
 }
 
 #[derive(Clone, Copy)]
@@ -30,7 +32,14 @@ struct Tenure {
 
 impl Ownership {
     pub(super) fn new(owner: String, lease: Duration) -> Self {
-        Self { owner, lease, refreshing: Mutex::new(()), given_up: AtomicBool::new(false), tenure: StdMutex::new(None) }
+        Self {
+            owner,
+            lease,
+            refreshing: Mutex::new(()),
+            given_up: AtomicBool::new(false),
+            tenure: StdMutex::default(),
+            keeper: StdMutex::default(),
+        }
     }
 
     /// What must still stand for a row to be settled that was claimed under this generation.
@@ -63,6 +72,32 @@ impl Ownership {
             Owner::Other { .. } => None,
         });
         Ok(owner)
+    }
+
+    /// True if this source, which claims now, is the one that has to claim again in time to keep the ownership. One of many
+    /// sources is enough; when it does not come any more, the next one that claims takes its place.
+    pub(super) fn is_kept_by(&self, source: &str) -> bool {
+        let (mut keeper, now) = (self.lock_keeper(), Instant::now());
+        match &mut *keeper {
+            Some((keeper, seen)) if keeper == source => {
+                *seen = now;
+                true
+            }
+            Some((_, seen)) if now.duration_since(*seen) < self.lease / 2 => false,
+            _ => {
+                *keeper = Some((source.to_owned(), now));
+                true
+            }
+        }
+    }
+
+    /// This source claims no more; true if another one has to take its place.
+    pub(super) fn stop_keeping(&self, source: &str) -> bool {
+        self.lock_keeper().take_if(|(keeper, _)| keeper == source).is_some()
+    }
+
+    fn lock_keeper(&self) -> MutexGuard<'_, Option<(String, Instant)>> {
+        self.keeper.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Whether this process had it when it last asked.

@@ -26,6 +26,9 @@ pub struct OutboxSource<S: Store> {
     log_limit: LogLimit,
 }
 
+/// How soon a row is looked at again that waits for one that somebody has locked.
+const HELD_UP: Duration = Duration::from_millis(50);
+
 /// How many failures of one event type are logged in this time.
 const LOGGED_FAILURES: u32 = 10;
 const LOG_WINDOW: Duration = Duration::from_secs(10);
@@ -74,6 +77,11 @@ impl<S: Store> OutboxSource<S> {
                 }
             }
         };
+        // Rows that wait for one that somebody has locked are due, and will not be claimable in the next moment.
+        let next_due = match taken.is_held_up && taken.rows.is_empty() {
+            true => next_due.map(|wait| wait.max(HELD_UP)),
+            false => next_due,
+        };
         if !has_suspect {
             reading.behind = taken.last.filter(|_| is_full);
         }
@@ -105,6 +113,9 @@ impl<S: Store> OutboxSource<S> {
         if leases_rows && !suspects.is_empty() {
             let mark = self.table.store().mark_started(&lock, &started_lock, &suspects);
             let marked = in_time(&self.table, mark).await?;
+            if marked.len() < suspects.len() {
+                release_in_background(self.table.clone(), self.lane.clone(), Unreleased::Claims(vec![lock]));
+            }
             taken.rows.retain(|row| !row.is_suspect || marked.contains(&row.position.seq));
         }
         unanswered.answered();
@@ -158,7 +169,11 @@ impl<S: Store> OutboxSource<S> {
     /// Whether this call is the one that ends the source, and whether it was the last of its outbox.
     fn leave(&self) -> bool {
         let ended_before = self.closed.swap(true, Ordering::AcqRel);
-        !ended_before && self.table.leave()
+        let is_last = !ended_before && self.table.leave();
+        if self.table.ownership().stop_keeping(self.lane.id()) && !is_last {
+            self.table.wake_all();
+        }
+        is_last
     }
 
     /// The rows of a claim as items that are held now.
@@ -342,8 +357,8 @@ impl<S: Store> Source for OutboxSource<S> {
         }
         // What is due and too young is not worth asking for again and again.
         next_due = next_due.map(|wait| wait.max(self.skip_recent / 4));
-        if !leases_rows {
-            // An owner who does not come again would lose its table.
+        if !leases_rows && table.ownership().is_kept_by(lane.id()) {
+            // An owner that does not claim again would lose its table.
             next_due = Some(next_due.unwrap_or(Duration::MAX).min(table.row_lease() / 3));
         }
         let next_due = next_due.filter(|_| held.items.len() < limit);
@@ -430,7 +445,12 @@ impl<S: Store> Source for OutboxSource<S> {
         if self.table.mode().leases_rows() && !items.is_empty() {
             let (locks, rows) = leases(&self.lane, &items);
             let leases = Leases::OfRows { locks: &locks, rows: &rows };
-            in_time(&self.table, self.table.store().release(&leases)).await?;
+            let seen = in_time(&self.table, self.table.store().release(&leases)).await?;
+            let locked = items.iter().filter(|item| !seen.contains(&item.seq)).map(|item| (*item).clone());
+            let locked: Vec<OutboxItem> = locked.collect();
+            if !locked.is_empty() {
+                release_in_background(self.table.clone(), self.lane.clone(), Unreleased::Items(locked));
+            }
         }
         let_go(&self.table, &self.lane, &items);
         self.lane.look_from_the_beginning();

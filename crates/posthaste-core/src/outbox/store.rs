@@ -357,6 +357,8 @@ pub struct Taken {
     pub more: bool,
     /// The last position that was looked at.
     pub last: Option<Position>,
+    /// Ordered: rows were met that wait for one that another transaction has locked.
+    pub is_held_up: bool,
 }
 
 /// A pending row as a claim reads it.

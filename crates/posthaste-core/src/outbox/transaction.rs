@@ -54,7 +54,7 @@ pub struct Notes<S: Store> {
     /// The database may have rolled the transaction back because of an error that the service, or a write of ours, has met
     /// since the last statement that succeeded.
     is_unproven: bool,
-    /// As it was before the write that is under way.
+    /// As it was before the connection was last given out.
     was_unproven: bool,
     /// For the hook: what each write wrote.
     batches: Vec<Vec<Event>>,
@@ -242,7 +242,7 @@ impl<S: Store> Notes<S> {
 
     /// A row was inserted as claimed: nobody else may claim it, from before it can be seen.
     pub(super) fn born_claimed(&mut self, seq: i64, event: &Event, permit: HotPermit) {
-        self.rows.push(seq);
+        self.born(seq, event);
         let Some(Hot { lane, grip, .. }) = &self.hot else { return };
         lane.holdings.hold(seq, *grip, None);
         let item = OutboxItem {
@@ -256,9 +256,16 @@ impl<S: Store> Notes<S> {
         self.handed.push((Claimed::new(item, 1, event.weight()), permit));
     }
 
-    pub(super) fn born_unclaimed(&mut self, seq: i64) {
-        self.rows.push(seq);
+    pub(super) fn born_unclaimed(&mut self, seq: i64, event: &Event) {
+        self.born(seq, event);
         self.unclaimed = true;
+    }
+
+    fn born(&mut self, seq: i64, event: &Event) {
+        self.rows.push(seq);
+        if let Some(writing) = &mut self.writing {
+            writing.retain(|id| id != event.id());
+        }
     }
 
     /// A write of these events begins. Until it has succeeded, nobody knows what it left behind.
@@ -266,7 +273,12 @@ impl<S: Store> Notes<S> {
         self.cut_off.extend(self.writing.take().unwrap_or_default());
         self.writing = Some(ids.to_vec());
         // Before the first row there is nothing that could have been undone.
-        self.was_unproven = self.is_unproven && !self.rows.is_empty();
+        self.was_unproven &= !self.rows.is_empty();
+    }
+
+    /// The connection is given out: nobody knows what becomes of it until a write succeeds.
+    fn distrust(&mut self) {
+        self.was_unproven = self.is_unproven;
         self.is_unproven = true;
     }
 
@@ -283,8 +295,8 @@ impl<S: Store> Notes<S> {
         if std::mem::replace(&mut self.ended, true) {
             return;
         }
-        self.end_claims(end);
         self.end_cut_off(end);
+        self.end_claims(end);
         if self.unclaimed && end != End::RolledBack {
             self.table.committed();
         }
@@ -320,7 +332,9 @@ impl<S: Store> Notes<S> {
     /// Rows of writes that were cut off may be there, leased by the lock of this transaction and known to nobody.
     fn end_cut_off(&mut self, end: End) {
         self.cut_off.extend(self.writing.take().unwrap_or_default());
-        let ids = std::mem::take(&mut self.cut_off);
+        let mut ids = std::mem::take(&mut self.cut_off);
+        // A write that failed because its event was written before has left nothing behind.
+        ids.retain(|id| !self.handed.iter().any(|(claimed, _)| claimed.item.event.id() == id));
         if ids.is_empty() || end == End::RolledBack {
             return;
         }
@@ -351,6 +365,7 @@ impl<S: Store> Transaction<S> {
 impl<S: Store> InTransaction<S> for Transaction<S> {
     fn parts(&mut self) -> (&mut S::Connection, Option<&mut Notes<S>>) {
         let Open { inner, notes } = self.open();
+        notes.distrust();
         (&mut **inner, Some(notes))
     }
 }
@@ -369,7 +384,7 @@ impl<S: Store> Deref for Transaction<S> {
 impl<S: Store> DerefMut for Transaction<S> {
     fn deref_mut(&mut self) -> &mut S::Connection {
         let Open { inner, notes } = self.open();
-        notes.is_unproven = true;
+        notes.distrust();
         inner
     }
 }

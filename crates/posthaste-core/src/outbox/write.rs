@@ -68,7 +68,7 @@ pub(super) async fn write_all<S: Store>(
                 for ((seq, event), permit) in rows.into_iter().zip(part).zip(&mut permits[from..]) {
                     match permit.take() {
                         Some(permit) => notes.born_claimed(seq, event, permit),
-                        None => notes.born_unclaimed(seq),
+                        None => notes.born_unclaimed(seq, event),
                     }
                 }
                 from += count;

@@ -58,8 +58,10 @@ pub(super) struct Decided<T> {
     pub(super) held: Arc<Held<T>>,
     pub(super) disposition: Disposition,
     pub(super) took: Duration,
-    /// How often the store did not take it.
+    /// How often the store refused it for good.
     pub(super) refusals: u32,
+    /// How often its row was locked by somebody else.
+    pub(super) waits: u32,
 }
 
 /// What waits to be recorded.
@@ -381,7 +383,7 @@ impl<S: Source> Reporter<S::Item> for Flow<S> {
         }
         self.backpressure.add_unsettled();
         let mut pile = self.lock_pile();
-        pile.decided.push(Decided { held, disposition, took, refusals: 0 });
+        pile.decided.push(Decided { held, disposition, took, refusals: 0, waits: 0 });
         let enough = pile.decided.len() == 1 || pile.decided.len() >= self.enough() || is_urgent;
         if !rest.is_empty() && !goes_on {
             pile.released.extend(rest.iter().cloned());

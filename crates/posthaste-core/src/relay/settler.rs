@@ -13,6 +13,8 @@ use crate::{Disposition, FaultKind, Settled, Settlement, Source, StoreError};
 
 /// The longest wait before an outcome that the store refused is tried again.
 const LONGEST_REFUSED: Duration = Duration::from_secs(30);
+/// How often a release that the store refuses for good is tried again.
+const MOST_RELEASES: u32 = 5;
 /// The longest wait before a store that failed, or a row that another transaction locked, is tried again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
@@ -78,15 +80,18 @@ impl<S: Source> Settler<'_, S> {
             flow.urgent.store(false, Ordering::Release);
             let Pile { mut decided, released } = flow.take_pile();
             let now = Instant::now();
-            let due = self.postponed.extract_if(.., |(due, _)| is_last_try || *due <= now);
-            decided.extend(due.map(|(_, decided)| decided));
+            let due = self.postponed.extract_if(.., |(due, _)| is_last_try || *due <= now).map(|(_, decided)| decided);
+            // What the store has refused would make it refuse the others, too.
+            let (refused, waited): (Vec<_>, Vec<_>) = due.partition(|decided| decided.refusals > 0);
+            decided.extend(waited);
             is_last_try = false;
-            if decided.is_empty() && released.is_empty() {
+            if decided.is_empty() && refused.is_empty() && released.is_empty() {
                 return;
             }
             self.linger_until = now + flow.options.settle_linger;
-            if !decided.is_empty() {
-                self.record(decided).await;
+            self.record(decided).await;
+            for one in refused {
+                self.record(vec![one]).await;
             }
             if !released.is_empty() {
                 self.release(released).await;
@@ -96,51 +101,48 @@ impl<S: Source> Settler<'_, S> {
 
     /// Tries until the store answers. Meanwhile nothing is claimed and nothing new is started: what is known must be on
     /// record first.
-    async fn record(&mut self, mut decided: Vec<Decided<S::Item>>) {
+    async fn record(&mut self, decided: Vec<Decided<S::Item>>) {
         let mut failures = 0;
         while !decided.is_empty() {
-            let error = match self.settle_some(&decided).await {
+            match self.settle_some(&decided).await {
                 Ok(settled) => return self.apply(decided, settled),
-                Err(error) => error,
-            };
-            if error.kind() == FaultKind::Lasting {
-                decided = self.record_one_by_one(decided, &error).await;
-            }
-            if !decided.is_empty() {
-                tracing::warn!(
-                    relay = self.flow.name,
-                    outcomes = decided.len(),
-                    error = error.chain(),
-                    "failed to settle: no new deliveries start until it succeeds"
-                );
-                sleep(backoff(failures, LONGEST_PAUSE)).await;
-                failures += 1;
+                Err(error) if error.kind() == FaultKind::Lasting => {
+                    return self.record_one_by_one(decided, &error).await;
+                }
+                Err(error) => self.pause(&error, &mut failures).await,
             }
         }
     }
 
-    /// The store refused a batch for good: one outcome that cannot be recorded must not keep the others from it. Returns
-    /// all of them when it refuses each: then it is no item's fault, and somebody has to mend the store.
-    async fn record_one_by_one(&mut self, decided: Vec<Decided<S::Item>>, error: &StoreError) -> Vec<Decided<S::Item>> {
+    /// The store refused a batch for good: one outcome that cannot be recorded must not keep the others from it. Those that
+    /// it refuses one by one, too, are postponed.
+    async fn record_one_by_one(&mut self, decided: Vec<Decided<S::Item>>, error: &StoreError) {
         let is_alone = decided.len() == 1;
-        let (mut refused, mut succeeded) = (Vec::new(), false);
+        let (mut refused, mut succeeded, mut failures) = (Vec::new(), false, 0);
         for one in decided {
-            if is_alone {
-                refused.push(one);
-                break;
-            }
-            match self.settle_some(std::slice::from_ref(&one)).await {
-                Ok(settled) => {
+            let settled = loop {
+                if is_alone {
+                    break None;
+                }
+                match self.settle_some(std::slice::from_ref(&one)).await {
+                    Ok(settled) => break Some(settled),
+                    Err(error) if error.kind() == FaultKind::Lasting => break None,
+                    Err(error) => self.pause(&error, &mut failures).await,
+                }
+            };
+            match settled {
+                Some(settled) => {
                     succeeded = true;
                     self.apply(vec![one], settled);
                 }
-                Err(_) => refused.push(one),
+                None => refused.push(one),
             }
         }
-        if !succeeded && !is_alone {
-            return refused;
+        // When it refuses each of several that it never refused before, it may be no item's fault: then nothing new is
+        // started until one of them is tried again.
+        if succeeded || is_alone || refused.iter().any(|one| one.refusals > 0) {
+            self.answered(true);
         }
-        self.flow.backpressure.answered(&self.flow.backpressure.settling, true);
         for mut one in refused {
             one.refusals += 1;
             self.flow.meters.refused();
@@ -150,13 +152,26 @@ impl<S: Source> Settler<'_, S> {
                 error = error.chain(),
                 "the store refuses the outcome of one item: it stays in flight and is tried again"
             );
-            self.postpone(one, LONGEST_REFUSED);
+            let due = Instant::now() + backoff(one.refusals, LONGEST_REFUSED);
+            self.postponed.push((due, one));
         }
-        Vec::new()
     }
 
-    fn postpone(&mut self, decided: Decided<S::Item>, longest: Duration) {
-        self.postponed.push((Instant::now() + backoff(decided.refusals, longest), decided));
+    /// The store could not be asked, or did not answer.
+    async fn pause(&self, error: &StoreError, failures: &mut u32) {
+        tracing::warn!(
+            relay = self.flow.name,
+            error = error.chain(),
+            "failed to settle: no new deliveries start until it succeeds"
+        );
+        sleep(backoff(*failures, LONGEST_PAUSE)).await;
+        *failures += 1;
+    }
+
+    fn answered(&self, succeeded: bool) {
+        self.flow.backpressure.answered(&self.flow.backpressure.settling, succeeded);
+        // The claimer waits for room, and for settlements that succeed.
+        self.flow.freed.notify_waiters();
     }
 
     /// One attempt. A panic of the store is an error like any other, so that no outcome is forgotten.
@@ -170,9 +185,8 @@ impl<S: Source> Settler<'_, S> {
         let (flow, statement) = (self.flow, &self.flow.backpressure.settling);
         flow.backpressure.sent(statement, flow.clock.now());
         let settled = AssertUnwindSafe(flow.source.settle(&settlements)).catch_unwind().await;
-        let settled =
-            settled.unwrap_or_else(|_| Err(StoreError::new("settle", FaultKind::Lasting, "the store panicked")));
-        flow.backpressure.answered(statement, settled.is_ok());
+        let settled = settled.unwrap_or_else(|_| Err(panicked("settle")));
+        self.answered(settled.is_ok());
         settled
     }
 
@@ -183,8 +197,8 @@ impl<S: Source> Settler<'_, S> {
             flow.meters.settled(&decided.disposition, settled, decided.took);
             match settled {
                 Settled::Locked => {
-                    decided.refusals += 1;
-                    self.postpone(decided, LONGEST_PAUSE);
+                    decided.waits += 1;
+                    self.postponed.push((Instant::now() + backoff(decided.waits, LONGEST_PAUSE), decided));
                     continue;
                 }
                 Settled::LostLease => flow.revoke_run(&decided.held),
@@ -202,14 +216,25 @@ impl<S: Source> Settler<'_, S> {
     async fn release(&self, released: Vec<Arc<Held<S::Item>>>) {
         let claims: Vec<_> = released.iter().map(|held| &held.claimed).collect();
         let mut failures = 0;
-        while let Err(error) = self.flow.source.release(&claims).await {
+        loop {
+            let answer = AssertUnwindSafe(self.flow.source.release(&claims)).catch_unwind().await;
+            let answer = answer.unwrap_or_else(|_| Err(panicked("release claims")));
+            let Err(error) = answer else { break };
             tracing::warn!(relay = self.flow.name, error = error.chain(), "failed to release claims; trying again");
+            if error.kind() == FaultKind::Lasting && failures >= MOST_RELEASES {
+                // Outcomes wait behind this, and leases end by themselves.
+                break;
+            }
             sleep(backoff(failures, LONGEST_PAUSE)).await;
             failures += 1;
         }
         self.flow.expect_due(Duration::ZERO);
         self.flow.forget(&released);
     }
+}
+
+fn panicked(doing: &'static str) -> StoreError {
+    StoreError::new(doing, FaultKind::Lasting, "the store panicked")
 }
 
 fn backoff(failures: u32, longest: Duration) -> Duration {

@@ -16,7 +16,7 @@ async fn an_unreadable_subscription_stops_nobody_else() {
         let endpoint = format!("http://{}/hook", subscriber.start().await);
         subscribe(&world.hub, "order.placed", name, &endpoint, None).await;
     }
-    let damage = "UPDATE subscription SET headers = '{' WHERE subscriber_id = 'bad';
+    let damage = "UPDATE subscription SET header_names = '{' WHERE subscriber_id = 'bad';
                   UPDATE registry_version SET version = version + 1";
     world.execute(damage).await;
     let id = publish(&world.hub, EVENT).await;

@@ -291,7 +291,7 @@ mod tests {
 
     use futures_util::future::join_all;
     use tempfile::TempDir;
-    use tokio::sync::Mutex;
+    use tokio::sync::{Mutex, Notify};
 
     use super::*;
 
@@ -316,7 +316,7 @@ mod tests {
     #[tokio::test]
     async fn a_job_that_panics_fails_alone() {
         let (_folder, _, writer) = start().await;
-        // Joined on one thread, so all are queued before the first is looked at: one group.
+        let gate = busy(&writer).await;
         let answers = join_all((0..5).map(|number| {
             writer.write(move |connection| {
                 Box::pin(async move {
@@ -326,7 +326,9 @@ mod tests {
                 })
             })
         }));
-        for (number, answer) in answers.await.into_iter().enumerate() {
+        // Each is queued when it is first asked for, so the gate opens behind all of them: one group.
+        let (answers, ()) = tokio::join!(answers, async { gate.notify_one() });
+        for (number, answer) in answers.into_iter().enumerate() {
             match answer {
                 Ok(value) => assert_eq!(value, number),
                 Err(error) => assert!(number == 2 && error.to_string().ends_with("job 2 is broken"), "{error}"),
@@ -364,6 +366,25 @@ mod tests {
         assert_eq!(count(&writer).await, 2);
     }
 
+    /// Keeps the writer busy until the gate opens, so that what is queued meanwhile is one group.
+    async fn busy(writer: &Writer) -> Arc<Notify> {
+        let (started, gate) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let (writer, starting, waiting) = (writer.clone(), started.clone(), gate.clone());
+        tokio::spawn(async move {
+            let job = writer.write(move |_| {
+                let (starting, waiting) = (starting.clone(), waiting.clone());
+                Box::pin(async move {
+                    starting.notify_one();
+                    waiting.notified().await;
+                    Ok(())
+                })
+            });
+            job.await.unwrap();
+        });
+        started.notified().await;
+        gate
+    }
+
     #[tokio::test]
     async fn who_cannot_have_the_lock_waits_for_it_once_and_not_once_per_job() {
         let (_folder, options, writer) = start().await;
@@ -395,7 +416,9 @@ mod tests {
                 answer
             }
         });
-        let answers = join_all(jobs).await;
+        let gate = busy(&writer).await;
+        // Each is queued when it is first asked for, so the gate opens behind all of them: one group.
+        let (answers, ()) = tokio::join!(join_all(jobs), async { gate.notify_one() });
         assert!(
             answers.iter().all(|answer| matches!(answer, Err(WriteError::Undone(sqlx::Error::Io(_))))),
             "{answers:?}"

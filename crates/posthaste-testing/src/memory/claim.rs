@@ -76,7 +76,7 @@ impl MemoryTable {
             _ => self.choose(look),
         };
         let rows = taken.into_iter().filter_map(|seq| self.hand_out(seq, look)).collect();
-        Taken { rows, more, last }
+        Taken { rows, more, last, is_held_up: false }
     }
 
     fn choose(&self, look: &Look<'_>) -> Choice {

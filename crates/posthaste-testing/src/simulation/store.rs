@@ -70,6 +70,9 @@ async fn on_the_way_back(world: &World, life: &Life, before: Fault) -> Result<()
 
 /// The commit of a process with faults.
 pub(super) async fn commit(world: &World, life: &Life, transaction: MemoryTransaction) -> Result<(), StoreError> {
+    let keys = transaction.staged().filter_map(|row| row.event.aggregate_id().map(str::to_owned)).collect();
+    // What a fallen process begins never arrives.
+    let _on_its_way = (!life.has_fallen()).then(|| world.start_committing(life.node, keys));
     let fault = on_the_way(world, life).await?;
     // The connection may be lost before the database has heard of it.
     if fault == Fault::LoseAnswer && world.draw() < 0.5 {

@@ -220,6 +220,13 @@ impl World {
         Writing { world: self.clone(), number }
     }
 
+    /// A commit of events of these keys is on its way, and arrives even if nobody waits for it any more.
+    pub(super) fn start_committing(&self, node: usize, keys: Vec<String>) -> Writing {
+        let number = self.next_number();
+        self.lock().writers.insert(number, (node, keys));
+        Writing { world: self.clone(), number }
+    }
+
     /// Nothing is on its way, and nothing is left to be done.
     pub(super) fn is_all_done(&self) -> bool {
         let is_done = self.database.look(TABLE, |table| table.rows().all(|row| row.status == OutboxStatus::Done));

@@ -13,6 +13,7 @@ use crate::harness::{
 
 on_every_store! {
     a_failed_write_that_is_ignored_delivers_nothing_that_did_not_commit,
+    an_event_that_was_written_before_keeps_its_lease_when_the_second_write_fails,
     a_commit_that_is_dropped_is_carried_through,
     a_write_that_is_dropped_costs_no_lease,
 }
@@ -59,6 +60,27 @@ async fn a_failed_write_that_is_ignored_delivers_nothing_that_did_not_commit<H: 
     }
 }
 
+/// The second write finds the id taken by the first: what the first one handed over is delivered once.
+async fn an_event_that_was_written_before_keeps_its_lease_when_the_second_write_fails<H: Harness>(db: H) {
+    let calls = Calls::default();
+    let slow = calls.slow_listeners(Duration::from_millis(500));
+    let builder = Outbox::new(db.pool().await).mode(Mode::MultiNode).poll_interval(Duration::from_millis(20));
+    let outbox = builder.listeners(slow).start().await.unwrap();
+    let (twice, last) = (event(), event());
+    let mut transaction = outbox.begin().await.unwrap();
+    outbox.write(&mut transaction, &twice).await.unwrap();
+    assert!(outbox.write(&mut transaction, &twice).await.is_err(), "its id is taken");
+    let committed = transaction.commit().await.is_ok();
+    let mut transaction = outbox.begin().await.unwrap();
+    outbox.write(&mut transaction, &last).await.unwrap();
+    transaction.commit().await.unwrap();
+    let mut ids = vec![last.id().to_owned()];
+    ids.extend(committed.then(|| twice.id().to_owned()));
+    all_done(&outbox, &ids).await;
+    outbox.close().await;
+    assert_eq!(calls.counts(), ids.into_iter().map(|id| (id, 1)).collect());
+}
+
 async fn a_commit_that_the_database_rolled_back_is_an_error(db: Postgres) {
     let delayed = || Event::text("t", "{}").deliver_after(Duration::from_secs(3_600)).build().unwrap();
     for (mode, event) in [
@@ -85,6 +107,19 @@ async fn a_commit_that_the_database_rolled_back_is_an_error(db: Postgres) {
         outbox.close().await;
         assert_eq!(calls.len(), 0);
     }
+    // The same by a write of another outbox in the transaction.
+    let (calls, others) = (Calls::default(), Calls::default());
+    let outbox = outbox(&db, &calls, |builder| builder.table("one")).await;
+    let other = crate::harness::outbox(&db, &others, |builder| builder.table("other")).await;
+    let (taken, mine) = (named("taken"), event());
+    crate::harness::write(&other, std::slice::from_ref(&taken)).await;
+    let mut transaction = outbox.begin().await.unwrap();
+    outbox.write(&mut transaction, &mine).await.unwrap();
+    assert!(other.write(&mut transaction, &taken).await.is_err(), "its id is taken");
+    transaction.commit().await.expect_err("PostgreSQL rolled it back");
+    outbox.close().await;
+    other.close().await;
+    assert_eq!(calls.len(), 0);
 }
 
 async fn a_deadlock_that_is_ignored_fails_the_commit(db: MySql) {

@@ -19,6 +19,7 @@ on_every_store! {
     a_lease_that_no_delivery_can_have_lost_is_not_counted,
     a_claim_whose_answer_was_lost_is_released_before_its_lease_ends,
     a_lease_from_before_the_clock_was_set_back_is_not_believed,
+    the_end_of_a_lease_is_known_and_nothing_else_is_waited_for,
     an_attempt_that_came_to_an_end_clears_the_suspicion,
     what_this_process_holds_it_does_not_claim_again_when_the_databases_clock_jumps,
     nodes_that_drain_together_deliver_everything_once,
@@ -137,6 +138,28 @@ async fn a_claim_whose_answer_was_lost_is_released_before_its_lease_ends<H: Harn
         }
         outbox.close().await;
         assert_eq!(calls.len(), 3, "once each");
+    }
+}
+
+/// A node that dies is noticed when its leases end, not at the next poll; and an idle table wakes nobody.
+async fn the_end_of_a_lease_is_known_and_nothing_else_is_waited_for<H: Harness>(db: H) {
+    for mode in [Mode::MultiNode, Mode::ORDERED] {
+        let table = format!("ends_{}", mode.word());
+        let outbox = writer_of(&db, &table).await;
+        let open = async || {
+            let store = db.pool().await.open(TableName::new(&table).unwrap(), mode).await.unwrap();
+            Table::open(store, Reader::Dispatcher, LEASE).await.unwrap().dispatcher_source()
+        };
+        let (died, other) = (open().await, open().await);
+        assert_eq!(other.claim(10).await.unwrap().next_due, None, "{mode:?}: nothing is there");
+        write(&outbox, &[named("1")]).await;
+        let claimed = claim(&died, 10).await;
+        assert_eq!(claimed.len(), 1);
+        let next = other.claim(10).await.unwrap().next_due.expect("the lease ends");
+        assert!((LEASE / 2..=LEASE).contains(&next), "{mode:?}: {next:?}");
+        assert_eq!(died.claim(10).await.unwrap().next_due, None, "{mode:?}: its own lease is renewed");
+        assert_eq!(settle(&died, &claimed[0], Disposition::Done).await, Settled::Applied);
+        assert_eq!(other.claim(10).await.unwrap().next_due, None, "{mode:?}: everything is done");
     }
 }
 

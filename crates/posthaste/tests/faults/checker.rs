@@ -89,10 +89,20 @@ impl Story {
                     None => self.faults.iter().any(|fault| (again[0]..=again[1]).contains(fault)),
                     Some(end) => self.faults.iter().any(|fault| (*end..=*end + self.unrecorded).contains(fault)),
                 };
-                assert!(explained, "{id} was delivered again at {} after {} for no reason", again[1], again[0]);
+                assert!(explained, "{id} was delivered again for no reason: {}", self.about(id));
             }
         }
         Summary { committed: committed.len(), duplicates }
+    }
+
+    /// Everything that is written of an event, with the number of the node that wrote it, and the faults.
+    fn about(&self, event: &str) -> String {
+        let of_node = |(node, diary): (usize, &Vec<Entry>)| {
+            let entries = diary.iter().filter(|entry| entry.id() == Some(event));
+            entries.map(|entry| format!("node {node}: {entry:?}")).collect::<Vec<_>>()
+        };
+        let entries: Vec<String> = self.diaries.iter().enumerate().flat_map(of_node).collect();
+        format!("{entries:#?}, faults at {:?}", self.faults)
     }
 
     /// The events of one key of one writer start in the order in which they were written, but for repetitions.

@@ -50,6 +50,20 @@ pub enum Entry {
     Written,
 }
 
+impl Entry {
+    /// The event that it is about.
+    pub fn id(&self) -> Option<&str> {
+        match self {
+            Self::Committed { id }
+            | Self::Unknown { id }
+            | Self::RolledBack { id }
+            | Self::Started { id, .. }
+            | Self::Ended { id, .. } => Some(id),
+            Self::Written => None,
+        }
+    }
+}
+
 #[derive(Serialize, Deserialize)]
 struct Order {
     key: u32,

@@ -238,7 +238,8 @@ impl OutboxStore {
             rows = self.read_rows(&mut scan, &read, &chosen).await?;
         }
         scan.commit().await?;
-        Ok(Taken { more: is_cut, last: found.get(chosen.len().wrapping_sub(1)).map(|found| found.position), rows })
+        let last = found.get(chosen.len().wrapping_sub(1)).map(|found| found.position);
+        Ok(Taken { rows, more: is_cut, last, is_held_up: false })
     }
 
     pub(super) async fn lease_due(&self, wanted: &Wanted<'_>) -> Result<Taken, Failed> {
@@ -256,7 +257,7 @@ impl OutboxStore {
         let last = last.map(|found| found.position);
         let rows = self.lease_found(&mut scan, &found, &chosen, wanted.lock).await?;
         scan.commit().await?;
-        Ok(Taken { rows, more: is_full || is_cut, last })
+        Ok(Taken { rows, more: is_full || is_cut, last, is_held_up: false })
     }
 
     pub(super) async fn lease_runs(&self, wanted: &Wanted<'_>) -> Result<Taken, Failed> {
@@ -280,19 +281,19 @@ impl OutboxStore {
         scan.commit().await?;
         // What was cut off stands among what was met: the next claim begins where this one did.
         let last = met.last().map(|met| met.position).filter(|_| !is_cut);
-        let taken = Taken { rows, more: is_full || is_cut, last };
         // What is leased is ours, whatever becomes of this.
-        if let Err(failed) = self.check_parked(&parked).await {
+        let is_held_up = self.check_parked(&parked).await.unwrap_or_else(|failed| {
             tracing::warn!(table = %self.table, ?failed, "parked rows are not checked: the next sweep finds those that wait for nobody");
-        }
-        Ok(taken)
+            false
+        });
+        Ok(Taken { rows, more: is_full || is_cut, last, is_held_up })
     }
 
     /// A row may have been finished while others were parked behind it, and nobody would unpark those. Runs after they are
-    /// parked for everybody to see, and unparks those whose predecessor is finished or about to be.
-    async fn check_parked(&self, parked: &[(i64, i64)]) -> Result<(), Failed> {
+    /// parked for everybody to see, and unparks those whose predecessor is finished or about to be; true if there are any.
+    async fn check_parked(&self, parked: &[(i64, i64)]) -> Result<bool, Failed> {
         if parked.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         let predecessors: BTreeSet<i64> = parked.iter().map(|(_, predecessor)| *predecessor).collect();
         let predecessors: Vec<i64> = predecessors.into_iter().collect();
@@ -300,7 +301,10 @@ impl OutboxStore {
         let waited_for = self.claims.fetch(waited_for).await?;
         let waited_for = waited_for.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<i64>, _>>()?;
         let free = parked.iter().filter(|(_, predecessor)| !waited_for.contains(predecessor));
-        self.unpark_rows(free.map(|(row, _)| *row).collect()).await
+        let free: Vec<i64> = free.map(|(row, _)| *row).collect();
+        let is_held_up = !free.is_empty();
+        self.unpark_rows(free).await?;
+        Ok(is_held_up)
     }
 
     async fn unpark_rows(&self, rows: Vec<i64>) -> Result<(), Failed> {

@@ -200,7 +200,8 @@ pub(super) fn next_due(mode: Mode, of_one_type: bool) -> String {
     }
     format!(
         "SELECT least(({first}), (
-             SELECT greatest({SOONEST_TAKEOVER}, (extract(epoch FROM min(locked_at) - {{now}}) * 1000000)::bigint + {lease})
+             SELECT CASE WHEN min(locked_at) IS NOT NULL THEN
+                 greatest({SOONEST_TAKEOVER}, (extract(epoch FROM min(locked_at) - {{now}}) * 1000000)::bigint + {lease}) END
              FROM (SELECT locked_at FROM {{table}}
                    WHERE status IN (0, 2) {of_type} {ready} AND available_at <= {{now}}
                      AND seq NOT IN (SELECT unnest($1::bigint[]))
@@ -299,19 +300,19 @@ impl OutboxStore {
         let is_full = met.len() >= wanted.limit;
         // What was cut off stands among what was met: the next claim begins where this one did.
         let last = met.last().map(|met| met.position).filter(|_| !is_cut);
-        let taken = Taken { rows, more: is_full || is_cut, last };
         // What is leased is ours, whatever becomes of this.
-        if let Err(failed) = self.check_parked(&parked).await {
+        let is_held_up = self.check_parked(&parked).await.unwrap_or_else(|failed| {
             tracing::warn!(table = %self.table, ?failed, "parked rows are not checked: the next sweep finds those that wait for nobody");
-        }
-        Ok(taken)
+            false
+        });
+        Ok(Taken { rows, more: is_full || is_cut, last, is_held_up })
     }
 
     /// A row may have been finished while others were parked behind it, and nobody would unpark those. Runs after they are
-    /// parked for everybody to see, and unparks those whose predecessor is finished or about to be.
-    async fn check_parked(&self, parked: &[(i64, i64)]) -> Result<(), Failed> {
+    /// parked for everybody to see, and unparks those whose predecessor is finished or about to be; true if there are any.
+    async fn check_parked(&self, parked: &[(i64, i64)]) -> Result<bool, Failed> {
         if parked.is_empty() {
-            return Ok(());
+            return Ok(false);
         }
         let predecessors: HashSet<i64> = parked.iter().map(|(_, predecessor)| *predecessor).collect();
         let numbers: Vec<String> = predecessors.iter().map(i64::to_string).collect();
@@ -320,7 +321,8 @@ impl OutboxStore {
         let waiting = waiting.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<i64>, _>>()?;
         let free = parked.iter().filter(|(_, predecessor)| !waiting.contains(predecessor));
         let free: Vec<i64> = free.map(|(row, _)| *row).collect();
-        self.unpark_rows(&free).await
+        self.unpark_rows(&free).await?;
+        Ok(!free.is_empty())
     }
 
     async fn unpark_rows(&self, rows: &[i64]) -> Result<(), Failed> {
@@ -423,6 +425,7 @@ fn taken(rows: &[PgRow]) -> Result<Taken, sqlx::Error> {
         more: bytes >= MAX_CLAIM_BYTES,
         last: rows.last().map(|row| row.pending.position),
         rows: rows.into_iter().map(|row| row.pending).collect(),
+        is_held_up: false,
     })
 }
 

@@ -25,19 +25,23 @@ const MARK_STARTED: &str = "UPDATE {table} SET locked_by = $3, locked_at = {now}
      WHERE seq = ANY ($2) AND status NOT IN (1, 3) AND locked_by = $1
      RETURNING seq";
 
-/// Which of these rows exist. Binds: the rows.
-const EXISTING: &str = "SELECT seq FROM {table} WHERE seq = ANY ($1)";
+/// Which of these rows exist and are not leased by these locks: one that was committed since the release is. Binds: the
+/// locks, the rows.
+const EXISTING: &str = "SELECT seq FROM {table}
+     WHERE seq = ANY ($2) AND (locked_by IS NULL OR locked_by <> ALL ($1) OR status IN (1, 3))";
 
 /// The leases of the rows of these events. Binds: the locks, the event ids.
 const RELEASE_EVENTS: &str = "UPDATE {table} SET locked_by = NULL, locked_at = NULL
      WHERE event_id = ANY ($2) AND status NOT IN (1, 3) AND locked_by = ANY ($1)
      RETURNING seq";
 
-/// Which of these events exist. Binds: the event ids.
-const EXISTING_EVENTS: &str = "SELECT seq FROM {table} WHERE event_id = ANY ($1)";
+/// Which of these events exist and are not leased by these locks. Binds: the locks, the event ids.
+const EXISTING_EVENTS: &str = "SELECT seq FROM {table}
+     WHERE event_id = ANY ($2) AND (locked_by IS NULL OR locked_by <> ALL ($1) OR status IN (1, 3))";
 
 /// What these locks hold at the head of the table. No index has locks: it would cost every claim more than this statement,
-/// which runs only after the answer to a claim was lost. Binds: the locks.
+/// which runs only after the answer to a claim was lost. Whether a row is still ours is asked again when it is changed: another
+/// process may have taken it over meanwhile. Binds: the locks.
 pub(super) fn release_claims(mode: Mode) -> String {
     let ready = if matches!(mode, Mode::Ordered(_)) { "AND NOT parked" } else { "" };
     format!(
@@ -47,6 +51,7 @@ pub(super) fn release_claims(mode: Mode) -> String {
                  SELECT seq, locked_by FROM {{table}} WHERE status IN (0, 2) {ready} AND available_at <= {{now}}
                  ORDER BY available_at, seq LIMIT {FOUND_AMONG}) AS head
              WHERE locked_by = ANY ($1)))
+           AND locked_by = ANY ($1) AND status NOT IN (1, 3)
          RETURNING seq"
     )
 }
@@ -74,14 +79,16 @@ impl OutboxStore {
                     return Ok(released.rows);
                 }
                 let mut work = self.settlements.begin(CHANGE).await?;
-                let existing = sqlx::query_scalar(self.sql(EXISTING)).bind(rows).fetch_all(&mut *work).await?;
+                let existing = sqlx::query_scalar(self.sql(EXISTING)).bind(locks).bind(rows);
+                let existing = existing.fetch_all(&mut *work).await?;
                 work.commit().await?;
-                Ok(existing.into_iter().filter(|seq| !released.locked.contains(seq)).collect())
+                Ok(existing.into_iter().collect())
             }
             Leases::OfEvents { locks, ids } => {
                 let mut work = self.settlements.begin(CHANGE).await?;
                 sqlx::query(self.sql(RELEASE_EVENTS)).bind(locks).bind(ids).execute(&mut *work).await?;
-                let existing = sqlx::query_scalar(self.sql(EXISTING_EVENTS)).bind(ids).fetch_all(&mut *work).await?;
+                let existing = sqlx::query_scalar(self.sql(EXISTING_EVENTS)).bind(locks).bind(ids);
+                let existing = existing.fetch_all(&mut *work).await?;
                 work.commit().await?;
                 Ok(existing.into_iter().collect())
             }

@@ -254,7 +254,7 @@ impl OutboxStore {
         let is_full = met.len() as i64 >= asked.limit;
         // What was cut off stands among what was met: the next claim begins where this one did.
         let last = met.last().map(|met| met.position).filter(|_| !is_cut);
-        Ok(Taken { rows, more: is_full || is_cut, last })
+        Ok(Taken { rows, more: is_full || is_cut, last, is_held_up: false })
     }
 
     /// Looks at some of what is parked.

@@ -18,10 +18,21 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    /// Waits for the turn before it asks for a connection: who waits keeps none from those who read.
-    pub(super) async fn begin(pool: &SqlitePool, turn: &Turn) -> Result<Self, sqlx::Error> {
-        let turn = turn.take(pool.options().get_acquire_timeout()).await.ok_or(sqlx::Error::PoolTimedOut)?;
-        let mut connection = pool.acquire().await?;
+    /// Asks for a connection that is idle once it has its turn, so that those that wait for their turn keep none from
+    /// those that read. Where none is idle it waits for one without the turn: a service that uses up its pool must not
+    /// keep the outbox from writing.
+    pub(super) async fn begin(pool: &SqlitePool, turns: &Turn) -> Result<Self, sqlx::Error> {
+        let patience = pool.options().get_acquire_timeout();
+        let mut turn = turns.take(patience).await.ok_or(sqlx::Error::PoolTimedOut)?;
+        let mut connection = match pool.try_acquire() {
+            Some(connection) => connection,
+            None => {
+                drop(turn);
+                let connection = pool.acquire().await?;
+                turn = turns.take(patience).await.ok_or(sqlx::Error::PoolTimedOut)?;
+                connection
+            }
+        };
         // A commit that failed because the disk was full has ended its transaction, of which sqlx knows nothing: no other
         // can begin on that connection.
         while connection.is_in_transaction() {
