@@ -144,6 +144,7 @@ async fn rows_are_looked_up_by_their_numbers() {
                 (claim::LEASE.to_owned(), &["'[5,6]'", "'lock'", "0"]),
                 (settle::standing(mode), &["'[5,6]'", "'a:1,b'"]),
                 (settle::lock_standing(mode), &["'[5,6]'", "'a:1,b'"]),
+                (settle::wait_for_standing(mode), &["'[5,6]'", "'a:1,b'"]),
                 (settle::done(mode), &["'[5,6]'", "'a:1,b'"]),
                 (settle::change(mode), &[changes, "'a:1,b'"]),
                 (lease::RENEW.to_owned(), &["'[5,6]'"]),

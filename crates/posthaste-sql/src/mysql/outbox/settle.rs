@@ -36,6 +36,11 @@ pub(super) fn lock_standing(mode: Mode) -> String {
     format!("{} FOR UPDATE SKIP LOCKED", standing(mode))
 }
 
+/// The same, and waits a moment for rows that another transaction has locked. Binds: the rows, the fences.
+pub(super) fn wait_for_standing(mode: Mode) -> String {
+    format!("{} FOR UPDATE", standing(mode))
+}
+
 /// The usual case. Binds: the rows, the fences.
 pub(super) fn done(mode: Mode) -> String {
     format!(
@@ -80,7 +85,7 @@ impl OutboxStore {
         }
         let mut rows: Vec<i64> = changes.iter().map(|change| change.seq).collect();
         let mut work = self.settlements.begin(BEGIN_OWN).await?;
-        let ours: HashSet<i64> = self.lock_standing(&mut work, fences, &rows).await?.into_iter().collect();
+        let ours: HashSet<i64> = self.wait_for_standing(&mut work, fences, &rows).await?.into_iter().collect();
         let changes: Vec<Change> = changes.iter().filter(|change| ours.contains(&change.seq)).cloned().collect();
         if !changes.is_empty() {
             self.change_rows(&mut work, fences, &changes).await?;
@@ -132,6 +137,21 @@ impl OutboxStore {
         };
         let changed = sqlx::query(self.sql(&sql)).bind(changes).bind(fences.join(",")).execute(connection).await?;
         Ok(changed.rows_affected())
+    }
+
+    /// Whoever checks whether a row is unfinished has it locked for a moment, so rows that are locked are waited for. Only
+    /// what somebody has for longer is passed by.
+    async fn wait_for_standing(
+        &self,
+        connection: &mut MySqlConnection,
+        fences: &[String],
+        rows: &[i64],
+    ) -> Result<Vec<i64>, sqlx::Error> {
+        let wait = sqlx::query_scalar(self.sql(&wait_for_standing(self.mode))).bind(list(rows)).bind(fences.join(","));
+        match wait.fetch_all(&mut *connection).await {
+            Err(error) if is_lock_timeout(&error) => self.lock_standing(connection, fences, rows).await,
+            locked => locked,
+        }
     }
 
     /// Locks those of the rows whose fence stands and that no other transaction has locked.
