@@ -12,7 +12,10 @@ use crate::support::{File, LEASE, MODES, ids, settle};
 
 /// Runs statements with the program that every operator has.
 fn sqlite3(file: &File, sql: &str) -> Output {
-    let program = Command::new("sqlite3").arg("-bail").arg(file.path()).arg(sql).stdin(Stdio::null()).output();
+    // A program that shares a file waits for its lock: connections of the outbox may be closing.
+    let mut program = Command::new("sqlite3");
+    program.args(["-bail", "-cmd", ".timeout 5000"]).arg(file.path()).arg(sql);
+    let program = program.stdin(Stdio::null()).output();
     program.expect("the program sqlite3 is installed: run ./test, or apt-get install sqlite3")
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use posthaste::{DeadFilter, DeadHead, Event, Mode, OutboxStatus};
 use posthaste_core::outbox::{OutboxSource, Purge, Store, Upkeep};
-use posthaste_core::{Disposition, Source};
+use posthaste_core::{Disposition, Settled, Source};
 
 use crate::harness::{
     DAY, Database, HOUR, Harness, Memory, PATIENCE, Tamper, claim, claimed_ids, dispatcher, failure, is_idle, named,
@@ -141,7 +141,11 @@ async fn drain<S: Store>(node: OutboxSource<S>, delivered: Delivered, chance: u6
                 settled.push((claimed, Disposition::Done));
             }
         }
-        settle_all(&node, &settled).await;
+        // A row that somebody has locked at that moment is settled again, as a relay does.
+        while !settled.is_empty() {
+            let mut answers = settle_all(&node, &settled).await.into_iter();
+            settled.retain(|_| answers.next() == Some(Settled::Locked));
+        }
         node.release(&released).await.unwrap();
     }
 }
