@@ -8,7 +8,7 @@ use serde::{Deserializer, Serializer};
 
 use crate::duration::{format_duration, parse_duration};
 
-/// Writes a duration as [`parse_duration`](crate::parse_duration) reads it.
+/// Writes a duration as [`parse_duration`] reads it.
 pub fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&format_duration(*duration))
 }
