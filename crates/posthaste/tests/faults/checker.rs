@@ -83,7 +83,8 @@ impl Story {
             starts.sort_unstable();
             duplicates += starts.len() - 1;
             for again in starts.windows(2) {
-                let before = ended.get(id).into_iter().flatten().filter(|end| **end <= again[1]).max();
+                // An end within the same millisecond is that of the later delivery.
+                let before = ended.get(id).into_iter().flatten().filter(|end| **end < again[1]).max();
                 // Either a delivery was cut off, or it ended so shortly before a fault that nobody had recorded it.
                 let explained = match before {
                     None => self.faults.iter().any(|fault| (again[0]..=again[1]).contains(fault)),
