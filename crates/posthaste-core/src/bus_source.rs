@@ -1,7 +1,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::bus::{Bus, Consumer, Fetched, Poison, Position, Quarantine, Record};
 use crate::relay::LONGEST_WAIT;
-use crate::{Claim, Claimed, Disposition, Failure, FailureClass, Settled, Settlement, Source, StoreError, Wakeup};
+use crate::{Claim, Claimed, Disposition, Failure, FailureClass, Settled, Settlement, Source, StoreError, Wakeup, lock, metric_names};
 
 /// A bus as a [`Source`]: what a group has not acked is claimed, what is settled is acked.
 ///
@@ -39,7 +39,7 @@ pub struct BusSourceOptions<T> {
     /// `None`: there is none, and what can never be delivered is quarantined.
     pub dead_letter: Option<DeadLetter<T>>,
     /// A longer wait than this is spent in the dead-letter topic.
-    pub park_after: Duration,
+    pub defer_after: Duration,
     /// How many records may wait for a retry before no more are fetched.
     pub max_waiting: usize,
     /// How many bytes these may weigh.
@@ -126,7 +126,7 @@ impl<T: Send + Sync + 'static> BusSource<T> {
 
     /// Due retries whose partition is still ours.
     async fn due_again(&self, limit: usize) -> Result<Kept<'_, T>, StoreError> {
-        let mut due = Kept { source: self, items: self.lock().take_due(Instant::now(), limit) };
+        let mut due = Kept { source: self, items: lock(&self.waiting).take_due(Instant::now(), limit) };
         if !due.items.is_empty() {
             // While they waited nobody renewed their lease on their behalf.
             let positions: Vec<_> = due.items.iter().map(|claimed| &claimed.item.position).collect();
@@ -164,19 +164,19 @@ impl<T: Send + Sync + 'static> BusSource<T> {
                 Err(reason) => unreadable.push(Poison { record, reason }),
             }
         }
-        self.lock_unreadable().extend(unreadable);
+        lock(&self.unreadable).extend(unreadable);
         Ok((items, full))
     }
 
     /// Quarantines and acks what could not be read; what that fails for is tried again with the next claim.
     async fn isolate(&self) {
         // They stay in the list until that is done, whatever becomes of this call. Claims are made one at a time.
-        let poison = self.lock_unreadable().clone();
+        let poison = lock(&self.unreadable).clone();
         if poison.is_empty() {
             return;
         }
         match self.quarantine_and_ack(&poison).await {
-            Ok(()) => drop(self.lock_unreadable().drain(..poison.len())),
+            Ok(()) => drop(lock(&self.unreadable).drain(..poison.len())),
             Err(error) => {
                 tracing::error!(group = self.group, error = error.chain(), "unreadable records hold their partition");
             }
@@ -195,7 +195,7 @@ impl<T: Send + Sync + 'static> BusSource<T> {
             );
         }
         self.quarantine.quarantine(&self.group, poison).await?;
-        metrics::counter!("posthaste_quarantined_total", "group" => self.group.clone()).increment(poison.len() as u64);
+        metrics::counter!(metric_names::QUARANTINED_TOTAL, "group" => self.group.clone()).increment(poison.len() as u64);
         let positions: Vec<_> = poison.iter().map(|poison| &poison.record.position).collect();
         self.consumer.ack(&positions).await?;
         Ok(())
@@ -203,7 +203,7 @@ impl<T: Send + Sync + 'static> BusSource<T> {
 
     /// Sends the spent to where an operator finds them. Either all of them are there now, or the caller must try again:
     /// who reads them knows each by its own id, so twice is harmless.
-    async fn bury(&self, spent: &[(&Claimed<BusItem<T>>, &Failure)]) -> Result<(), StoreError> {
+    async fn dead_letter(&self, spent: &[(&Claimed<BusItem<T>>, &Failure)]) -> Result<(), StoreError> {
         if spent.is_empty() {
             return Ok(());
         }
@@ -229,17 +229,10 @@ impl<T: Send + Sync + 'static> BusSource<T> {
 
     /// Whether more may be fetched beside what waits.
     fn has_room(&self) -> bool {
-        let waiting = self.lock();
+        let waiting = lock(&self.waiting);
         waiting.heap.len() < self.options.max_waiting && waiting.bytes < self.options.max_waiting_bytes
     }
 
-    fn lock_unreadable(&self) -> MutexGuard<'_, Vec<Poison>> {
-        self.unreadable.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Waiting<T>> {
-        self.waiting.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
 }
 
 /// Records on their way out of a claim. Dropped before that, because the claim failed, panicked or was cancelled, they wait
@@ -257,7 +250,7 @@ impl<T: Send + Sync + 'static> Kept<'_, T> {
 
 impl<T: Send + Sync + 'static> Drop for Kept<'_, T> {
     fn drop(&mut self) {
-        let mut waiting = self.source.lock();
+        let mut waiting = lock(&self.source.waiting);
         self.items.drain(..).for_each(|claimed| waiting.put(Duration::ZERO, claimed));
     }
 }
@@ -298,31 +291,31 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
             }
         }
         self.isolate().await;
-        let next = self.lock().heap.peek().map(|Reverse(next)| next.at.saturating_duration_since(Instant::now()));
+        let next = lock(&self.waiting).heap.peek().map(|Reverse(next)| next.at.saturating_duration_since(Instant::now()));
         // Unreadable records made a full fetch look short.
         let next_due = if full { Some(Duration::ZERO) } else { next };
         Ok(Claim { items: kept.give(), next_due })
     }
 
     async fn settle(&self, settlements: &[Settlement<'_, Self::Item>]) -> Result<Vec<Settled>, StoreError> {
-        let park = self.options.dead_letter.as_ref().map(|_| self.options.park_after);
+        let defer_after = self.options.dead_letter.as_ref().map(|_| self.options.defer_after);
         let spent: Vec<_> = settlements
             .iter()
             .filter_map(|settlement| {
-                failure_to_bury(settlement.disposition, park).map(|failure| (settlement.claimed, failure))
+                failure_to_dead_letter(settlement.disposition, defer_after).map(|failure| (settlement.claimed, failure))
             })
             .collect();
-        self.bury(&spent).await?;
+        self.dead_letter(&spent).await?;
         let mut acked = Vec::new();
         let mut again = Vec::new();
         let mut settled = vec![Settled::Applied; settlements.len()];
         for (index, settlement) in settlements.iter().enumerate() {
             let disposition = settlement.disposition;
             match disposition {
-                Disposition::Retry { after, counted, .. } if failure_to_bury(disposition, park).is_none() => {
+                Disposition::Retry { after, counted, .. } if failure_to_dead_letter(disposition, defer_after).is_none() => {
                     again.push((*after, next_attempt(settlement.claimed, *counted)));
                 }
-                // Delivered, or buried by now.
+                // Delivered, or dead-lettered by now.
                 _ => acked.push(index),
             }
         }
@@ -330,19 +323,19 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
         for (index, answer) in acked.iter().zip(self.consumer.ack(&positions).await?) {
             settled[*index] = answer;
         }
-        let mut waiting = self.lock();
+        let mut waiting = lock(&self.waiting);
         again.into_iter().for_each(|(wait, claimed)| waiting.put(wait, claimed));
         Ok(settled)
     }
 
-    async fn renew(&self, held: &[&Claimed<Self::Item>]) -> Result<Vec<Settled>, StoreError> {
-        let positions: Vec<_> = held.iter().map(|claimed| &claimed.item.position).collect();
+    async fn renew(&self, claimed: &[&Claimed<Self::Item>]) -> Result<Vec<Settled>, StoreError> {
+        let positions: Vec<_> = claimed.iter().map(|claimed| &claimed.item.position).collect();
         self.consumer.renew(&positions).await
     }
 
-    async fn release(&self, held: &[&Claimed<Self::Item>]) -> Result<(), StoreError> {
-        let mut waiting = self.lock();
-        held.iter().for_each(|claimed| waiting.put(Duration::ZERO, (*claimed).clone()));
+    async fn release(&self, claimed: &[&Claimed<Self::Item>]) -> Result<(), StoreError> {
+        let mut waiting = lock(&self.waiting);
+        claimed.iter().for_each(|claimed| waiting.put(Duration::ZERO, (*claimed).clone()));
         Ok(())
     }
 
@@ -366,10 +359,10 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
 
 /// Dead; or, where there is a dead-letter topic, not to be kept in memory: because the wait is too long, or because the
 /// attempt could not be made and would circle here without ever counting.
-fn failure_to_bury(disposition: &Disposition, park_after: Option<Duration>) -> Option<&Failure> {
-    match (disposition, park_after) {
+fn failure_to_dead_letter(disposition: &Disposition, defer_after: Option<Duration>) -> Option<&Failure> {
+    match (disposition, defer_after) {
         (Disposition::Dead(failure), _) => Some(failure),
-        (Disposition::Retry { after, counted, failure: Some(failure) }, Some(park)) if !counted || *after > park => {
+        (Disposition::Retry { after, counted, failure: Some(failure) }, Some(longest)) if !counted || *after > longest => {
             Some(failure)
         }
         _ => None,

@@ -5,11 +5,11 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
     /// The same call may succeed later: the backend is busy, restarting or out of reach.
-    Passing,
+    Transient,
     /// The call was cut off and may or may not have taken effect.
     OutcomeUnknown,
     /// The same call will fail again until somebody changes something.
-    Lasting,
+    Permanent,
 }
 
 /// A backend could not do what it was asked.

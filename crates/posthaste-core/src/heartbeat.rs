@@ -4,10 +4,12 @@
 //! runtime. Leases that are renewed late are lost, and their events are delivered twice. So renewals run on a runtime with
 //! one thread that runs nothing else.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Handle};
+
+use crate::lock;
 
 /// The runtime of that thread. It is started when it is first asked for, and lives as long as the process.
 ///
@@ -17,7 +19,7 @@ use tokio::runtime::{Builder, Handle};
 /// Only in that case, and only outside of a runtime.
 pub fn runtime() -> Handle {
     static RUNTIME: Mutex<Option<Handle>> = Mutex::new(None);
-    let mut runtime = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut runtime = lock(&RUNTIME);
     if let Some(runtime) = &*runtime {
         return runtime.clone();
     }

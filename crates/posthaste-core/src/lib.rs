@@ -6,11 +6,13 @@
 
 #![warn(missing_docs)]
 
+mod backoff;
 mod bus_source;
+mod claims;
 mod error;
 mod event;
 pub mod heartbeat;
-mod listeners;
+mod lock;
 mod log_limit;
 mod millis;
 mod outcome;
@@ -23,19 +25,23 @@ mod trace;
 mod wakeup;
 
 pub mod bus;
+pub mod metric_names;
 pub mod outbox;
 
+pub use backoff::Backoff;
 pub use bus_source::{BusItem, BusSource, BusSourceOptions, Decoded};
+pub use claims::{ClaimToken, Claims};
 pub use error::{BoxError, FaultKind, StoreError};
 pub use event::{
     Delay, Event, EventBuilder, EventError, GLOBAL_AGGREGATE, IntoEvent, MAX_EVENT_ID, MAX_FIELD, MAX_HEADERS,
     MAX_PAYLOAD, Payload,
 };
-pub use listeners::{Interceptor, ListenerSink, Listeners, RegistrationError};
+pub use lock::lock;
 pub use log_limit::LogLimit;
+pub use outbox::{Interceptor, ListenerSink, Listeners, RegistrationError};
 pub use outcome::{Disposition, Failure, FailureClass, Outcome, Settled};
 pub use progress::{Progress, ProgressError};
-pub use relay::{HotDeadline, HotDoor, HotPermit, Jitter, OnStop, Relay, RelayOptions};
+pub use relay::{HotDeadline, HotQueue, HotPermit, Jitter, OnStop, Relay, RelayOptions};
 pub use retry::{RetryPolicy, decide};
 pub use sink::{Delivery, Sink};
 pub use source::{Claim, Claimed, Settlement, Source};

@@ -1,8 +1,10 @@
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
+
+use crate::lock;
 
 /// How many keys are told apart; all others share one limit, so that the memory stays bounded.
 const MAX_KEYS: usize = 4_096;
@@ -29,7 +31,7 @@ impl LogLimit {
 
     /// `Some` if a line may be written, with how many were left out since the last one.
     pub fn allows(&self, key: &str) -> Option<u64> {
-        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = lock(&self.keys);
         let now = Instant::now();
         if keys.len() >= MAX_KEYS && !keys.contains_key(key) {
             keys.retain(|_, of_key| now.duration_since(of_key.began) < self.window);

@@ -1,27 +1,29 @@
 //! The engine: claims from a source, delivers to a sink, settles with the source.
 //!
 //! ```text
-//!            capacity                   queue                     pile
+//!              room                     queue                 completions
 //!  claimer ───────────► source.claim ──────► workers ─► sink ─────────► settler ─► source.settle
 //!     ▲                                                                    │
 //!     └────────────── freed capacity, retries due again, wake-ups ◄────────┘        renewer ─► source.renew
 //! ```
-//! Four kinds of tasks around one [`Flow`]. Nothing here knows what an item is.
+//! Four kinds of tasks around one [`Shared`]: what is in flight, and what waits to be settled. Nothing here knows what an
+//! item is.
 
 mod backpressure;
 mod claimer;
-mod flow;
-mod held;
-mod hot;
-mod meters;
+mod completions;
+mod hot_queue;
+mod in_flight;
+mod metrics;
+mod next_due;
 mod queue;
 mod renewer;
 mod settler;
+mod shared;
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -29,10 +31,10 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::{RetryPolicy, Sink, Source, heartbeat};
-use flow::Flow;
-pub(crate) use held::Held;
-pub use hot::{HotDeadline, HotDoor, HotPermit};
+use crate::{Backoff, RetryPolicy, Sink, Source, heartbeat};
+pub use hot_queue::{HotDeadline, HotPermit, HotQueue};
+pub(crate) use in_flight::InFlightItem;
+use shared::Shared;
 
 /// Instants have an end: a wait beyond this is this.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
@@ -103,75 +105,74 @@ impl Default for RelayOptions {
 /// Moves claimed items from a [`Source`] to a [`Sink`] and settles each with exactly one [`Outcome`](crate::Outcome).
 pub struct Relay<S: Source, K: Sink<Item = S::Item>> {
     sink: Arc<K>,
-    flow: Arc<Flow<S>>,
+    shared: Arc<Shared<S>>,
 }
 
 impl<S: Source, K: Sink<Item = S::Item>> Relay<S, K> {
     /// `name` is what logs and metrics call it.
     pub fn new(name: impl Into<String>, source: Arc<S>, sink: Arc<K>, options: RelayOptions) -> Self {
-        Self { sink, flow: Arc::new(Flow::new(name.into(), source, options)) }
+        Self { sink, shared: Arc::new(Shared::new(name.into(), source, options)) }
     }
 
-    /// A way in for at most `capacity` items at a time that are claimed already.
-    pub fn hot_door(&self, capacity: usize) -> HotDoor<S::Item> {
-        self.flow.hot_capacity.store(capacity, Ordering::Relaxed);
-        HotDoor::new(self.flow.clone(), capacity)
+    /// The hot queue of this relay, for at most `capacity` items at a time.
+    pub fn hot_queue(&self, capacity: usize) -> HotQueue<S::Item> {
+        HotQueue::new(self.shared.clone(), capacity)
     }
 
     /// Runs until `stop`, then drains. Dropping the future instead is a crash: what was claimed stays claimed until
     /// its lease ends.
     pub async fn run(self, stop: CancellationToken) {
-        let flow = self.flow;
+        let shared = self.shared;
         let mut workers = JoinSet::new();
-        for _ in 0..flow.options.workers {
+        for _ in 0..shared.options.workers {
             let sink = self.sink.clone();
-            workers.spawn(supervise(flow.clone(), "deliver", CancellationToken::new(), move |flow, _| {
-                work(flow, sink.clone())
+            workers.spawn(supervise(shared.clone(), "deliver", CancellationToken::new(), move |shared, _| {
+                work(shared, sink.clone())
             }));
         }
         let no_more_outcomes = CancellationToken::new();
         let mut keepers = JoinSet::new();
-        keepers.spawn(supervise(flow.clone(), "settle", no_more_outcomes.clone(), settler::settle));
-        let renewer = supervise(flow.clone(), "renew", no_more_outcomes.clone(), renewer::renew);
-        match flow.source.renews_on_own_thread() {
+        keepers.spawn(supervise(shared.clone(), "settle", no_more_outcomes.clone(), settler::settle));
+        let renewer = supervise(shared.clone(), "renew", no_more_outcomes.clone(), renewer::renew);
+        match shared.source.renews_on_own_thread() {
             true => keepers.spawn_on(renewer, &heartbeat::runtime()),
             false => keepers.spawn(renewer),
         };
 
-        supervise(flow.clone(), "claim", stop.clone(), claimer::claim).await;
+        supervise(shared.clone(), "claim", stop.clone(), claimer::claim).await;
 
-        flow.refuse_hot();
-        if flow.options.on_stop == OnStop::Release {
-            flow.release_queued();
+        shared.in_flight.refuse_hot();
+        if shared.options.on_stop == OnStop::Release {
+            shared.release_queued();
         }
-        if timeout(flow.options.drain, flow.settled()).await.is_err() {
-            tracing::warn!(relay = flow.name, held = flow.held_count(), "drain time is over: giving the rest back");
+        if timeout(shared.options.drain, shared.in_flight.emptied()).await.is_err() {
+            tracing::warn!(relay = shared.name, in_flight = shared.in_flight.len(), "the drain time is over: releasing what is still in flight");
         }
         // From here on nothing that a delivery still says is heard: it is given back instead.
-        flow.close();
+        shared.close();
         workers.shutdown().await;
         no_more_outcomes.cancel();
         // A fixed bound of its own: a database that hangs must not keep the process from ending.
         let last_words = async {
             // What is known is recorded, also what the settler has in its hands.
             while keepers.join_next().await.is_some() {}
-            release_rest(&flow).await;
+            release_rest(&shared).await;
         };
         if timeout(Duration::from_secs(5), last_words).await.is_err() {
-            tracing::warn!(relay = flow.name, "the store did not answer: claims end with their lease");
+            tracing::warn!(relay = shared.name, "the store did not answer: claims end with their lease");
         }
     }
 }
 
-async fn work<S: Source, K: Sink<Item = S::Item>>(flow: Arc<Flow<S>>, sink: Arc<K>) {
+async fn work<S: Source, K: Sink<Item = S::Item>>(shared: Arc<Shared<S>>, sink: Arc<K>) {
     loop {
-        let runs = flow.next_runs().await;
-        let deliveries = Flow::start(&flow, runs);
+        let runs = shared.next_runs().await;
+        let deliveries = Shared::start(&shared, runs);
         if deliveries.is_empty() {
             continue;
         }
         if catch(sink.deliver(deliveries)).await.is_err() {
-            tracing::error!(relay = flow.name, "a delivery panicked; its items count as failed");
+            tracing::error!(relay = shared.name, "a delivery panicked; its items count as failed");
         }
     }
 }
@@ -179,23 +180,22 @@ async fn work<S: Source, K: Sink<Item = S::Item>>(flow: Arc<Flow<S>>, sink: Arc<
 /// Runs a task of the relay until it ends by itself. A panic in it is a bug of ours or of a source: it is logged and
 /// counted, and the task is started again after a pause, unless `end` has come.
 async fn supervise<S, T>(
-    flow: Arc<Flow<S>>,
+    shared: Arc<Shared<S>>,
     task: &'static str,
     end: CancellationToken,
-    start: impl Fn(Arc<Flow<S>>, CancellationToken) -> T,
+    start: impl Fn(Arc<Shared<S>>, CancellationToken) -> T,
 ) where
     S: Source,
     T: Future<Output = ()>,
 {
-    let mut pause = Duration::from_millis(100);
-    while catch(start(flow.clone(), end.clone())).await.is_err() {
-        flow.meters.panicked(task);
-        tracing::error!(relay = flow.name, task, "a task of the relay panicked; it is started again");
+    let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
+    while catch(start(shared.clone(), end.clone())).await.is_err() {
+        shared.metrics.panicked(task);
+        tracing::error!(relay = shared.name, task, "a task of the relay panicked; it is started again");
         tokio::select! {
             () = end.cancelled() => {}
-            () = tokio::time::sleep(pause) => {}
+            () = tokio::time::sleep(backoff.next_pause()) => {}
         }
-        pause = (pause * 2).min(Duration::from_secs(10));
     }
 }
 
@@ -204,19 +204,19 @@ async fn catch(delivery: impl Future<Output = ()>) -> Result<(), ()> {
     AssertUnwindSafe(delivery).catch_unwind().await.map_err(|_| ())
 }
 
-async fn release_rest<S: Source>(flow: &Flow<S>) {
-    let rest = flow.take_all_held();
-    let rest: Vec<_> = rest.iter().map(|held| &held.claimed).collect();
+async fn release_rest<S: Source>(shared: &Shared<S>) {
+    let rest = shared.take_all_in_flight();
+    let rest: Vec<_> = rest.iter().map(|item| &item.claimed).collect();
     if !rest.is_empty()
-        && let Err(error) = flow.source.release(&rest).await
+        && let Err(error) = shared.source.release(&rest).await
     {
         tracing::warn!(
-            relay = flow.name,
+            relay = shared.name,
             error = error.chain(),
             "claims were not given back: they end with their lease"
         );
     }
-    if let Err(error) = flow.source.close().await {
-        tracing::warn!(relay = flow.name, error = error.chain(), "the source was not closed");
+    if let Err(error) = shared.source.close().await {
+        tracing::warn!(relay = shared.name, error = error.chain(), "the source was not closed");
     }
 }

@@ -2,6 +2,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::backoff::doubled;
 use crate::{Disposition, FailureClass, Outcome, millis};
 
 /// How long to wait before the next attempt, and when to give up. Data, so that a config file can spell it; there all times are
@@ -55,10 +56,8 @@ impl RetryPolicy {
             Self::Fixed { interval, .. } => *interval,
             Self::Exponential { .. } if attempt == 0 => Duration::ZERO,
             Self::Exponential { base, max, .. } => {
-                let doublings = (attempt - 1).min(63);
-                let nanos = base.as_nanos().saturating_mul(1 << doublings).min(max.as_nanos());
-                let spread = nanos as f64 * (0.5 + jitter);
-                Duration::from_nanos((spread as u64).min(max.as_nanos() as u64))
+                let spread = doubled(*base, *max, attempt - 1).mul_f64(0.5 + jitter);
+                spread.min(*max)
             }
         }
     }

@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::relay::Held;
-use crate::{Claimed, Failure, Outcome};
+use crate::relay::InFlightItem;
+use crate::{Claimed, Failure, Outcome, lock};
 
 /// Where items go.
 ///
@@ -18,7 +18,7 @@ use crate::{Claimed, Failure, Outcome};
 ///   as a transient failure.
 /// - A sink MUST NOT make one item wait for another that has nothing to do with it. It may return from `deliver` while
 ///   deliveries are still on their way; the relay bounds how many there are.
-/// - A sink says what happened and decides nothing: whether to try again is [`decide`](crate::decide)'s business.
+/// - A sink reports what happened and decides nothing: [`decide`](crate::decide) says whether the item is tried again.
 #[async_trait]
 pub trait Sink: Send + Sync + 'static {
     /// What is delivered.
@@ -28,50 +28,50 @@ pub trait Sink: Send + Sync + 'static {
     async fn deliver(&self, batch: Vec<Delivery<Self::Item>>);
 }
 
-/// One claimed item in the hands of a sink.
+/// One claimed item that a sink delivers.
 pub struct Delivery<T> {
-    held: Arc<Held<T>>,
+    item: Arc<InFlightItem<T>>,
     /// The items of the same key behind this one.
-    rest: VecDeque<Arc<Held<T>>>,
+    rest: VecDeque<Arc<InFlightItem<T>>>,
     started: Instant,
     reporter: Option<Arc<dyn Reporter<T>>>,
 }
 
-/// Who is told the outcome: the relay, or a test.
+/// Receives the outcome of a delivery: the relay, or a test.
 pub(crate) trait Reporter<T>: Send + Sync {
-    fn report(&self, held: Arc<Held<T>>, rest: VecDeque<Arc<Held<T>>>, outcome: Outcome, took: Duration);
+    fn report(&self, item: Arc<InFlightItem<T>>, rest: VecDeque<Arc<InFlightItem<T>>>, outcome: Outcome, took: Duration);
 }
 
 impl<T> Delivery<T> {
-    pub(crate) fn new(held: Arc<Held<T>>, rest: VecDeque<Arc<Held<T>>>, reporter: Arc<dyn Reporter<T>>) -> Self {
-        Self { held, rest, started: Instant::now(), reporter: Some(reporter) }
+    pub(crate) fn new(item: Arc<InFlightItem<T>>, rest: VecDeque<Arc<InFlightItem<T>>>, reporter: Arc<dyn Reporter<T>>) -> Self {
+        Self { item, rest, started: Instant::now(), reporter: Some(reporter) }
     }
 
     /// A delivery without a relay, to test a sink by itself.
     pub fn detached(claimed: Claimed<T>) -> (Self, oneshot::Receiver<Outcome>) {
         let (sender, receiver) = oneshot::channel();
         let reporter = Arc::new(Detached(std::sync::Mutex::new(Some(sender))));
-        (Self::new(Arc::new(Held::detached(claimed)), VecDeque::new(), reporter), receiver)
+        (Self::new(Arc::new(InFlightItem::detached(claimed)), VecDeque::new(), reporter), receiver)
     }
 
     /// What is to be delivered.
     pub fn item(&self) -> &T {
-        &self.held.claimed.item
+        &self.item.claimed.item
     }
 
     /// The number of this attempt, from 1.
     pub fn attempt(&self) -> u32 {
-        self.held.claimed.attempt
+        self.item.claimed.attempt
     }
 
-    /// Says what happened.
+    /// Reports what happened.
     pub fn report(mut self, outcome: impl Into<Outcome>) {
-        self.tell(outcome.into());
+        self.send_report(outcome.into());
     }
 
-    fn tell(&mut self, outcome: Outcome) {
+    fn send_report(&mut self, outcome: Outcome) {
         if let Some(reporter) = self.reporter.take() {
-            reporter.report(self.held.clone(), std::mem::take(&mut self.rest), outcome, self.started.elapsed());
+            reporter.report(self.item.clone(), std::mem::take(&mut self.rest), outcome, self.started.elapsed());
         }
     }
 }
@@ -82,15 +82,15 @@ impl<T> Drop for Delivery<T> {
             true => Failure::transient("panicked", "the delivery panicked"),
             false => Failure::transient("unreported", "the delivery ended without an outcome"),
         };
-        self.tell(Outcome::Failed(failure));
+        self.send_report(Outcome::Failed(failure));
     }
 }
 
 struct Detached(std::sync::Mutex<Option<oneshot::Sender<Outcome>>>);
 
 impl<T> Reporter<T> for Detached {
-    fn report(&self, _: Arc<Held<T>>, _: VecDeque<Arc<Held<T>>>, outcome: Outcome, _: Duration) {
-        if let Some(sender) = self.0.lock().ok().and_then(|mut sender| sender.take()) {
+    fn report(&self, _: Arc<InFlightItem<T>>, _: VecDeque<Arc<InFlightItem<T>>>, outcome: Outcome, _: Duration) {
+        if let Some(sender) = lock(&self.0).take() {
             // A test that no longer listens does not mind.
             let _ = sender.send(outcome);
         }

@@ -86,10 +86,10 @@ pub trait Source: Send + Sync + 'static {
     async fn settle(&self, settlements: &[Settlement<'_, Self::Item>]) -> Result<Vec<Settled>, StoreError>;
 
     /// Starts the lease of each item anew; answers in the same order.
-    async fn renew(&self, held: &[&Claimed<Self::Item>]) -> Result<Vec<Settled>, StoreError>;
+    async fn renew(&self, claimed: &[&Claimed<Self::Item>]) -> Result<Vec<Settled>, StoreError>;
 
     /// Gives back what was not delivered, uncounted. What is no longer held is left alone.
-    async fn release(&self, held: &[&Claimed<Self::Item>]) -> Result<(), StoreError>;
+    async fn release(&self, claimed: &[&Claimed<Self::Item>]) -> Result<(), StoreError>;
 
     /// Called once, after the last release: give up whatever else keeps others from claiming.
     async fn close(&self) -> Result<(), StoreError>;

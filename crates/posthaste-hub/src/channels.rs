@@ -106,7 +106,7 @@ impl Channels {
     pub(crate) async fn store(&self, events: Vec<Arc<Event>>, atomic: bool) -> Result<Answers, StoreError> {
         let stored = self.0.store.ingest(events.clone(), atomic).await;
         let admissions = stored.inspect_err(|error| {
-            if error.kind() != FaultKind::Lasting {
+            if error.kind() != FaultKind::Permanent {
                 let bytes = events.iter().map(|event| event.payload().as_bytes().len()).sum();
                 self.0.relays.supervisor().health().write_failed(bytes);
             }

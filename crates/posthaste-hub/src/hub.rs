@@ -11,7 +11,7 @@ use posthaste_webhook::Client;
 
 use crate::attempt_log::Described;
 use crate::channels::Channels;
-use crate::delivery::{FreshDeliveries, LetterDeliveries, Postman};
+use crate::delivery::{FreshDeliveries, LetterDeliveries, WebhookDispatcher};
 use crate::dlt_intake::Intake;
 use crate::envelope;
 use crate::event_processor::FanOut;
@@ -25,7 +25,7 @@ use crate::subscribers::Subscribers;
 use crate::topics::TopicNames;
 
 /// A wait longer than this is not spent in memory but among the dead letters.
-const PARK_AFTER: Duration = Duration::from_secs(2);
+const DEFER_AFTER: Duration = Duration::from_secs(2);
 /// What one group may hold for a retry, in records and in bytes.
 const MAX_WAITING: usize = 10_000;
 const MAX_WAITING_BYTES: usize = 64 * 1024 * 1024;
@@ -106,7 +106,7 @@ impl Hub {
             bus,
             quarantine: Arc::new(log.clone()),
             topics: TopicNames::new(&settings.topic_prefix),
-            postman: Postman::new(client, sealer.clone(), settings.delivery.concurrency, relays.stopping().clone()),
+            dispatcher: WebhookDispatcher::new(client, sealer.clone(), settings.delivery.concurrency, relays.stopping().clone()),
             relays: relays.clone(),
             settings,
         };
@@ -151,7 +151,7 @@ struct Pipeline {
     bus: Arc<dyn Bus>,
     quarantine: Arc<dyn Quarantine>,
     topics: TopicNames,
-    postman: Postman,
+    dispatcher: WebhookDispatcher,
     relays: Relays,
     settings: Settings,
 }
@@ -188,7 +188,7 @@ impl Pipeline {
         let reading = || BusSourceOptions {
             decode: Box::new(envelope::decode_event),
             dead_letter: None,
-            park_after: Duration::MAX,
+            defer_after: Duration::MAX,
             max_waiting: MAX_WAITING,
             max_waiting_bytes: MAX_WAITING_BYTES,
         };
@@ -206,7 +206,7 @@ impl Pipeline {
                 dead_letter: Some(Box::new(move |item, attempts, failure| {
                     envelope::dead_letter(&topics, item, attempts, failure)
                 })),
-                park_after: PARK_AFTER,
+                defer_after: DEFER_AFTER,
                 max_waiting: MAX_WAITING,
                 max_waiting_bytes: MAX_WAITING_BYTES,
             }
@@ -218,7 +218,7 @@ impl Pipeline {
             max_attempts: Some(self.settings.delivery.max_retry + 1),
         };
         let options = RelayOptions { drain: LONGEST_REQUEST, ..self.pipeline_options(retry) };
-        let sink = FreshDeliveries(self.postman.clone());
+        let sink = FreshDeliveries(self.dispatcher.clone());
         self.start_group(OUTBOX_PROCESSOR, Topics::Named(outboxes.into()), reading, sink, options).await
     }
 
@@ -226,7 +226,7 @@ impl Pipeline {
         let reading = || BusSourceOptions {
             decode: Box::new(envelope::decode_dead_letter),
             dead_letter: None,
-            park_after: Duration::MAX,
+            defer_after: Duration::MAX,
             max_waiting: MAX_WAITING,
             max_waiting_bytes: MAX_WAITING_BYTES,
         };
@@ -246,8 +246,8 @@ impl Pipeline {
             ..self.pipeline_options(retry)
         };
         // Letters take a quarter of the requests to an endpoint, beside the fresh events.
-        let postman = self.postman.with_lanes(self.settings.delivery.concurrency.div_ceil(4));
-        let sink = LetterDeliveries { postman, timeout: dlt.timeout };
+        let dispatcher = self.dispatcher.with_lanes(self.settings.delivery.concurrency.div_ceil(4));
+        let sink = LetterDeliveries { dispatcher, timeout: dlt.timeout };
         let (first, again) = (letters.clone(), letters.clone());
         let make = move || {
             let letters = again.clone();

@@ -40,7 +40,7 @@ impl Hub {
         let failure = OutboxEvent::decode(detail.envelope).ok().and_then(|message| message.failure).map(summary);
         let event = RawValue::from_string(detail.readable).or_else(|_| RawValue::from_string("null".to_owned()));
         let event =
-            event.map_err(|error| StoreError::new("read a dead letter", posthaste_core::FaultKind::Lasting, error))?;
+            event.map_err(|error| StoreError::new("read a dead letter", posthaste_core::FaultKind::Permanent, error))?;
         let history = detail.history.into_iter().map(attempt).collect();
         Ok(Some(DeadLetterDetail { letter: shown(detail.letter), event, failure, history }))
     }

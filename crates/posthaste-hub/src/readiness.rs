@@ -95,7 +95,7 @@ impl Hub {
         let health = self.relays.supervisor().health();
         match timeout(WRITE_TIMEOUT, self.database.check_write(health.write_to_check())).await {
             Ok(written) => written.inspect(|()| health.write_succeeded()),
-            Err(late) => Err(StoreError::new("write to the database", posthaste_core::FaultKind::Passing, late)),
+            Err(late) => Err(StoreError::new("write to the database", posthaste_core::FaultKind::Transient, late)),
         }
     }
 

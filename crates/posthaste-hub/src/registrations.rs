@@ -161,7 +161,7 @@ impl Registrations {
             match self.shown(subscription).await {
                 Ok(shown) => items.push(shown.value),
                 // One subscription whose definition cannot be read must not hide the others.
-                Err(error) if is_lasting(&error) => {
+                Err(error) if is_permanent(&error) => {
                     tracing::error!(subscription = id, %error, "a subscription cannot be shown and is left out");
                 }
                 Err(error) => return Err(error),
@@ -256,9 +256,9 @@ impl Registrations {
 }
 
 /// Whether asking again will not help.
-fn is_lasting(error: &RegistrationError) -> bool {
+fn is_permanent(error: &RegistrationError) -> bool {
     match error {
-        RegistrationError::Registry(RegistryError::Store(error)) => error.kind() == FaultKind::Lasting,
+        RegistrationError::Registry(RegistryError::Store(error)) => error.kind() == FaultKind::Permanent,
         _ => true,
     }
 }

@@ -150,13 +150,13 @@ impl From<&StoreError> for Answer {
     fn from(error: &StoreError) -> Self {
         tracing::error!(error = error.chain(), "a request failed");
         match error.kind() {
-            FaultKind::Passing => Self::of(Code::StoreUnavailable, "repeat the request in a moment"),
+            FaultKind::Transient => Self::of(Code::StoreUnavailable, "repeat the request in a moment"),
             FaultKind::OutcomeUnknown => {
                 let detail = "repeat an event with the same event id: it is stored once; look whether another change was \
                               made before you repeat it";
                 Self::of(Code::CommitUnknown, detail)
             }
-            FaultKind::Lasting => Self::of(Code::Internal, "the server's log says more"),
+            FaultKind::Permanent => Self::of(Code::Internal, "the server's log says more"),
         }
     }
 }

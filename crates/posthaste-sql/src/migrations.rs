@@ -71,8 +71,8 @@ pub(crate) fn texts(numbered: &[Numbered], history: &History, fill: impl Fn(&str
             migration.version == version && migration.migration_type == MigrationType::ReversibleUp
         };
         let recorded = migrator.iter().find(is_up).map(|up| history.record(up)).unwrap_or_default();
-        let forgotten = format!("\nDELETE FROM {} WHERE version = {version};\n", history.table);
-        MigrationText { name, up: fill(up) + &recorded, down: fill(down) + &forgotten }
+        let orphaned = format!("\nDELETE FROM {} WHERE version = {version};\n", history.table);
+        MigrationText { name, up: fill(up) + &recorded, down: fill(down) + &orphaned }
     };
     numbered.iter().map(text).collect()
 }

@@ -6,18 +6,18 @@ use chrono::{DateTime, Utc};
 use posthaste_core::Event;
 
 pub(crate) use self::headers::{read_headers, write_headers};
-pub(crate) use self::patrol::{Patrol, STRETCH};
+pub(crate) use self::sweeper::{Sweeper, SWEEP_BATCH};
 
 mod headers;
-mod patrol;
+mod sweeper;
 
 /// How many events one statement inserts, and how much their payloads weigh but for one that is larger alone.
 const CHUNK: usize = 500;
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// How many rows of each key are unparked when rows of so many keys are finished together: as many as a claim takes in
-/// all. What is unparked and not claimed is parked again, so more would cost more than it brings.
-pub(crate) fn unparked(keys: usize) -> usize {
+/// How many rows of each key are unblocked when rows of so many keys are finished together: as many as a claim takes in
+/// all. What is unblocked and not claimed is blocked again, so more would cost more than it brings.
+pub(crate) fn unblocked(keys: usize) -> usize {
     (CHUNK / keys.max(1)).clamp(5, 100)
 }
 

@@ -6,7 +6,7 @@ use sqlx::{Database, Execute, Executor, Pool};
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-/// A connection that was not used for longer than this is not trusted: a firewall may have forgotten it without a word.
+/// A connection that was not used for longer than this is not trusted: a firewall may have orphaned it without a word.
 const LONGEST_IDLE: Duration = Duration::from_secs(60);
 
 /// A connection of the outbox's own, beside the service's pool, for one kind of statement.

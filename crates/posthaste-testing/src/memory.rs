@@ -13,7 +13,7 @@ mod outbox;
 mod table;
 mod tamper;
 mod transaction;
-mod upkeep;
+mod operator;
 
 pub use outbox::MemoryOutbox;
 pub(crate) use table::MemoryTable;
@@ -127,7 +127,7 @@ impl MemoryDatabase {
             0 => Ok(state),
             _ => {
                 state.refusals -= 1;
-                Err(StoreError::new(doing, FaultKind::Passing, "the database in memory was told to refuse"))
+                Err(StoreError::new(doing, FaultKind::Transient, "the database in memory was told to refuse"))
             }
         }
     }

@@ -85,8 +85,8 @@ impl Quarantine for MemoryBus {
         let place = |position: &Position| (Arc::clone(&position.topic), position.partition, position.offset);
         let mut store = lock(&self.store);
         for poison in poison {
-            let wanted = place(&poison.record.position);
-            let known = |(by, kept): &(String, Poison)| by == group && place(&kept.record.position) == wanted;
+            let request = place(&poison.record.position);
+            let known = |(by, kept): &(String, Poison)| by == group && place(&kept.record.position) == request;
             if !store.quarantined.iter().any(known) {
                 store.quarantined.push((group.to_owned(), poison.clone()));
             }
@@ -211,6 +211,6 @@ impl Consumer for Member {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+fn claim_id<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

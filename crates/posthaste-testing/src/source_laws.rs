@@ -162,7 +162,7 @@ pub async fn an_expired_lease_is_claimable_again<H: SourceHarness>(harness: &H) 
     let second = claim_one(harness, &other, "item").await;
     assert_waited(started, one.lease());
     assert_eq!((first.attempt, second.attempt), (1, 1), "expiry does not count");
-    // And by the same owner, who may have forgotten it.
+    // And by the same owner, who may have orphaned it.
     let third = claim_one(harness, &other, "item").await;
     assert_eq!(third.attempt, 1);
     assert_eq!(settle(&other, &second, Disposition::Done).await, Settled::LostLease, "the elder claim has ended");

@@ -28,7 +28,7 @@ impl Bus for Refusing {
         let refuse = self.refusals.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
         match refuse {
             Ok(_) => {
-                let full = || StoreError::new("publish", FaultKind::Passing, std::io::Error::other("full"));
+                let full = || StoreError::new("publish", FaultKind::Transient, std::io::Error::other("full"));
                 records.iter().map(|_| Err(Arc::new(full()))).collect()
             }
             Err(_) => self.bus.publish(records).await,
@@ -65,7 +65,7 @@ impl World {
                 value: Bytes::from(format!("{} {attempts} {}", item.value, failure.code)),
                 headers: Vec::new(),
             })),
-            park_after: Duration::from_secs(2),
+            defer_after: Duration::from_secs(2),
             max_waiting: 1_000,
             max_waiting_bytes: 1_000_000,
         };

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use posthaste_core::outbox::{
-    Change, DeadFilter, DeadHead, Leases, Mode, Outbox, OutboxStatus, Owner, Pool, Purge, Store, TableName, Taken,
-    Upkeep, Wanted, WriteError,
+    RowUpdate, DeadFilter, DeadHead, LeaseSet, Mode, Outbox, OutboxStatus, Owner, Pool, Purge, Store, TableName, ClaimedRows,
+    OperatorStore, ClaimRequest, WriteError,
 };
 use posthaste_core::{Event, EventBuilder, Failure, FaultKind, Wakeup};
 use posthaste_testing::{HookCall, MemoryDatabase, MemoryOutbox, RecordingHook};
@@ -36,30 +36,30 @@ async fn write(store: &MemoryOutbox, events: impl IntoIterator<Item = EventBuild
     transaction.commit().await.unwrap();
 }
 
-async fn take(store: &MemoryOutbox, lock: &str, suspects: bool) -> Taken {
-    let wanted = Wanted {
+async fn take(store: &MemoryOutbox, claim_id: &str, suspects: bool) -> ClaimedRows {
+    let request = ClaimRequest {
         event_type: None,
-        left_out: &[],
+        in_flight: &[],
         limit: 10,
-        behind: None,
-        lock,
+        after: None,
+        claim_id,
         lease: LEASE,
         suspects,
         skip_recent: Duration::ZERO,
     };
-    store.take(&wanted).await.unwrap()
+    store.claim(&request).await.unwrap()
 }
 
-async fn taken(store: &MemoryOutbox, lock: &str) -> Vec<i64> {
-    take(store, lock, true).await.rows.iter().map(|row| row.position.seq).collect()
+async fn taken(store: &MemoryOutbox, claim_id: &str) -> Vec<i64> {
+    take(store, claim_id, true).await.rows.iter().map(|row| row.position.seq).collect()
 }
 
-fn done(seq: i64) -> Change {
-    Change { seq, status: OutboxStatus::Done, attempts: None, wait: None, error: None }
+fn done(seq: i64) -> RowUpdate {
+    RowUpdate { seq, status: OutboxStatus::Done, attempts: None, wait: None, error: None }
 }
 
-fn dead(seq: i64) -> Change {
-    Change::dead(seq, &Failure::permanent("410", "gone"))
+fn dead(seq: i64) -> RowUpdate {
+    RowUpdate::dead(seq, &Failure::permanent("410", "gone"))
 }
 
 fn statuses(database: &MemoryDatabase) -> Vec<OutboxStatus> {
@@ -113,12 +113,12 @@ async fn commits_fail_or_lose_their_answer_as_they_are_told() {
         transaction.commit().await.map_err(|error| error.kind())
     };
     database.fail_commits(1);
-    assert_eq!(commit("failed").await, Err(FaultKind::Passing));
+    assert_eq!(commit("failed").await, Err(FaultKind::Transient));
     database.lose_commits(1);
     assert_eq!(commit("lost").await, Err(FaultKind::OutcomeUnknown));
     assert_eq!(commit("fine").await, Ok(()));
     database.refuse(1);
-    assert_eq!(outbox.begin().await.err().map(|error| error.kind()), Some(FaultKind::Passing));
+    assert_eq!(outbox.begin().await.err().map(|error| error.kind()), Some(FaultKind::Transient));
     sleep(Duration::from_secs(10)).await;
     let seen: HashSet<String> = seen.lock().unwrap().iter().cloned().collect();
     assert_eq!(seen, HashSet::from(["lost".to_owned(), "fine".to_owned()]));
@@ -133,10 +133,10 @@ async fn an_event_id_is_there_once() {
     outbox.write(&mut one, event("same")).await.unwrap();
     outbox.write(&mut other, event("same")).await.unwrap();
     one.commit().await.unwrap();
-    assert_eq!(other.commit().await.unwrap_err().kind(), FaultKind::Lasting);
+    assert_eq!(other.commit().await.unwrap_err().kind(), FaultKind::Permanent);
     let mut third = outbox.begin().await.unwrap();
     let Err(WriteError::Store(error)) = outbox.write(&mut third, event("same")).await else { panic!("an error") };
-    assert_eq!(error.kind(), FaultKind::Lasting);
+    assert_eq!(error.kind(), FaultKind::Permanent);
     assert_eq!(statuses(&database), [OutboxStatus::New], "nobody here delivers");
 }
 
@@ -167,12 +167,12 @@ async fn rows_that_lost_a_lease_are_taken_in_a_group_then_alone_and_are_dead_aft
     assert_eq!(taken(&store, "x:2").await, [0; 0]);
     for (losses, group) in [(1, vec![1, 2]), (2, vec![1]), (3, vec![1])] {
         sleep(LEASE).await;
-        assert!(take(&store, "y:1", false).await.rows.is_empty(), "suspects are not wanted");
-        let (lock, started) = (format!("x:{losses}0"), format!("x:{losses}0:started"));
-        assert_eq!(taken(&store, &lock).await, group);
-        assert_eq!(store.record(&["x:1".to_owned()], &[done(1)]).await.unwrap().rows, HashSet::new(), "a stale lock");
+        assert!(take(&store, "y:1", false).await.rows.is_empty(), "suspects are not request");
+        let (claim_id, started) = (format!("x:{losses}0"), format!("x:{losses}0:started"));
+        assert_eq!(taken(&store, &claim_id).await, group);
+        assert_eq!(store.settle(&["x:1".to_owned()], &[done(1)]).await.unwrap().rows, HashSet::new(), "a stale claim_id");
         assert_eq!(database.rows(TABLE)[0].lease_losses, losses);
-        assert_eq!(store.mark_started(&lock, &started, &[1]).await.unwrap(), HashSet::from([1]));
+        assert_eq!(store.mark_started(&claim_id, &started, &[1]).await.unwrap(), HashSet::from([1]));
     }
     sleep(LEASE).await;
     let last = take(&store, "x:40", true).await;
@@ -182,8 +182,8 @@ async fn rows_that_lost_a_lease_are_taken_in_a_group_then_alone_and_are_dead_aft
     assert!(row.last_error.as_ref().unwrap().starts_with("lease_lost"));
     assert_eq!(taken(&store, "x:50").await, [2]);
     assert_eq!(database.rows(TABLE)[1].lease_losses, 1, "its delivery was never started");
-    let retry = Change { status: OutboxStatus::Retry, attempts: Some(1), ..done(2) };
-    assert_eq!(store.record(&["x:50".to_owned()], &[retry]).await.unwrap().rows, HashSet::from([2]));
+    let retry = RowUpdate { status: OutboxStatus::Retry, attempts: Some(1), ..done(2) };
+    assert_eq!(store.settle(&["x:50".to_owned()], &[retry]).await.unwrap().rows, HashSet::from([2]));
     assert_eq!(database.rows(TABLE)[1].lease_losses, 0, "an attempt came to its end");
 }
 
@@ -192,30 +192,30 @@ async fn a_table_has_one_owner_and_its_generation_fences_the_elder() {
     let database = MemoryDatabase::new();
     let store = open(&database, Mode::SingleNode).await;
     write(&store, [event("a")]).await;
-    assert_eq!(store.own("one", LEASE).await.unwrap(), Owner::Us { generation: 1 });
+    assert_eq!(store.acquire_ownership("one", LEASE).await.unwrap(), Owner::Us { generation: 1 });
     sleep(LEASE / 3).await;
-    assert_eq!(store.own("other", LEASE).await.unwrap(), Owner::Other { remaining: LEASE * 2 / 3 });
+    assert_eq!(store.acquire_ownership("other", LEASE).await.unwrap(), Owner::Other { remaining: LEASE * 2 / 3 });
     sleep(LEASE).await;
-    assert_eq!(store.own("one", LEASE).await.unwrap(), Owner::Us { generation: 1 }, "nobody was in between");
-    store.disown("one").await.unwrap();
-    assert_eq!(store.own("other", LEASE).await.unwrap(), Owner::Us { generation: 2 });
-    assert_eq!(store.record(&["one:1".to_owned()], &[done(1)]).await.unwrap().rows, HashSet::new());
-    assert_eq!(store.record(&["other:2".to_owned()], &[done(1)]).await.unwrap().rows, HashSet::from([1]));
+    assert_eq!(store.acquire_ownership("one", LEASE).await.unwrap(), Owner::Us { generation: 1 }, "nobody was in between");
+    store.release_ownership("one").await.unwrap();
+    assert_eq!(store.acquire_ownership("other", LEASE).await.unwrap(), Owner::Us { generation: 2 });
+    assert_eq!(store.settle(&["one:1".to_owned()], &[done(1)]).await.unwrap().rows, HashSet::new());
+    assert_eq!(store.settle(&["other:2".to_owned()], &[done(1)]).await.unwrap().rows, HashSet::from([1]));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_dead_head_blocks_its_key_or_is_skipped() {
-    for (dead_head, behind) in [(DeadHead::Block, vec![]), (DeadHead::Skip, vec![2, 3])] {
+    for (dead_head, after) in [(DeadHead::Block, vec![]), (DeadHead::Skip, vec![2, 3])] {
         let database = MemoryDatabase::new();
         let store = open(&database, Mode::Ordered(dead_head)).await;
         write(&store, [of_key("a1", "a"), of_key("a2", "a"), of_key("a3", "a"), of_key("b1", "b")]).await;
         assert_eq!(taken(&store, "x:1").await, [1, 2, 3, 4]);
-        let lock = ["x:1".to_owned()];
-        assert_eq!(store.record(&lock, &[dead(1), done(4)]).await.unwrap().rows, HashSet::from([1, 4]));
-        store.release(&Leases::OfRows { locks: &lock, rows: &[2, 3] }).await.unwrap();
-        assert_eq!(taken(&store, "x:2").await, behind);
+        let claim_id = ["x:1".to_owned()];
+        assert_eq!(store.settle(&claim_id, &[dead(1), done(4)]).await.unwrap().rows, HashSet::from([1, 4]));
+        store.release(&LeaseSet::Rows { claim_ids: &claim_id, rows: &[2, 3] }).await.unwrap();
+        assert_eq!(taken(&store, "x:2").await, after);
         assert!(store.discard("a1").await.unwrap());
-        store.release(&Leases::OfRows { locks: &["x:2".to_owned()], rows: &[2, 3] }).await.unwrap();
+        store.release(&LeaseSet::Rows { claim_ids: &["x:2".to_owned()], rows: &[2, 3] }).await.unwrap();
         assert_eq!(taken(&store, "x:3").await, [2, 3], "nothing is before them any more");
     }
 }
@@ -226,7 +226,7 @@ async fn operators_see_replay_discard_and_purge_what_they_may() {
     let store = open(&database, Mode::MultiNode).await;
     write(&store, ["a", "b", "c", "d"].map(event)).await;
     assert_eq!(taken(&store, "x:1").await, [1, 2, 3, 4]);
-    store.record(&["x:1".to_owned()], &[dead(1), dead(2), done(3)]).await.unwrap();
+    store.settle(&["x:1".to_owned()], &[dead(1), dead(2), done(3)]).await.unwrap();
     let all = DeadFilter::all();
     assert_eq!(store.count_dead(&all).await.unwrap(), 2);
     assert_eq!(store.count_dead(&DeadFilter::all().event_type("other")).await.unwrap(), 0);

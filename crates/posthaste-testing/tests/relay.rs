@@ -165,10 +165,10 @@ impl Source for Slow {
         self.settled.lock().unwrap().push(settlements.len());
         sleep(self.settlement_answers_after).await;
         if strikes(&self.faults.failed_settlements) {
-            return Err(failed(FaultKind::Passing));
+            return Err(failed(FaultKind::Transient));
         }
         if self.refuses(settlements) {
-            return Err(failed(FaultKind::Lasting));
+            return Err(failed(FaultKind::Permanent));
         }
         self.source.settle(settlements).await
     }
@@ -177,7 +177,7 @@ impl Source for Slow {
         let wait = std::mem::take(&mut *self.renewal_arrives_after.lock().unwrap());
         sleep(wait).await;
         if strikes(&self.faults.failed_renewals) {
-            return Err(failed(FaultKind::Passing));
+            return Err(failed(FaultKind::Transient));
         }
         self.source.renew(held).await
     }
@@ -431,7 +431,7 @@ async fn what_comes_in_hot_one_after_the_other_is_settled_in_groups() {
     let settled = slow.settled.clone();
     let options = RelayOptions { settle_linger: Duration::from_millis(10), ..options() };
     let relay = Relay::new("test", Arc::new(slow), Arc::new(sink.clone()), options);
-    let (door, stop) = (relay.hot_door(100), CancellationToken::new());
+    let (door, stop) = (relay.hot_queue(100), CancellationToken::new());
     let running = tokio::spawn(relay.run(stop.clone()));
     for claimed in claimed {
         let (deadline, permit) = (door.deadline(), door.permit().unwrap());

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste::{Event, Outbox, OutboxStatus, Transaction, WriteError};
-use posthaste_core::outbox::{Store, Upkeep};
+use posthaste_core::outbox::{Store, OperatorStore};
 use posthaste_testing::{HookCall, MemoryDatabase, RecordingHook};
 use tokio::sync::mpsc;
 
 /// The code under test: an order is confirmed now, and followed up a day later.
-async fn confirm<S: Store + Upkeep>(
+async fn confirm<S: Store + OperatorStore>(
     outbox: &Outbox<S>,
     transaction: &mut Transaction<S>,
     order: u64,

@@ -7,11 +7,11 @@ use serde::de::DeserializeOwned;
 
 use super::hook::WriterHook;
 use super::{
-    BadSetting, BadTableName, DeadHead, Mode, OpenError, Outbox, Pool, Reader, Retention, Settings, Store, Table,
-    TableName, Unroutable, Upkeep,
+    BadSetting, BadTableName, DeadHead, Interceptor, Listeners, Mode, OpenError, Outbox, Pool, Reader, RegistrationError,
+    Retention, Settings, Store, Table, TableName, Unroutable,
 };
 use crate::trace::TraceContext;
-use crate::{Event, Interceptor, Listeners, Outcome, RegistrationError, RetryPolicy};
+use crate::{Event, Outcome, RetryPolicy};
 
 /// Puts an [`Outbox`] together; begun by [`Outbox::new`], ended by [`start`](Self::start).
 pub struct OutboxBuilder<P, S> {
@@ -51,7 +51,7 @@ pub enum StartError {
     Open(#[from] OpenError),
 }
 
-impl<S: Store + Upkeep, P: Pool<S>> OutboxBuilder<P, S> {
+impl<S: Store, P: Pool<S>> OutboxBuilder<P, S> {
     pub(super) fn new(pool: P) -> Self {
         Self {
             pool,

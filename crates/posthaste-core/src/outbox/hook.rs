@@ -34,8 +34,8 @@ pub trait WriterHook: Send + Sync + 'static {
     }
 }
 
-/// Calls a hook whose failure is nobody else's.
-pub(super) fn shielded(what: &'static str, call: impl FnOnce()) {
+/// Calls a hook. A panic in it is logged and affects nothing else.
+pub(super) fn call_hook(what: &'static str, call: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(call)).is_err() {
         tracing::error!(hook = what, "a writer hook panicked; nothing else is affected");
     }

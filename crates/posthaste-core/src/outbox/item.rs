@@ -3,27 +3,32 @@ use std::sync::Arc;
 use chrono::{DateTime, Utc};
 
 use crate::Event;
+use crate::claims::ClaimToken;
 
-/// A claimed event.
+/// A claimed event of an outbox.
 #[derive(Clone, Debug)]
 pub struct OutboxItem {
-    /// Its place in the order of insertion.
+    /// The number of its row: its place in the order of insertion.
     pub seq: i64,
-    /// Of the ownership under which it was claimed; 0 where rows are leased one by one.
-    pub generation: i64,
-    /// When it was inserted, by the database's clock; for a hot one, by this process's.
+    /// When the row was inserted, by the database's clock; for a hot item, by the clock of this process.
     pub created_at: DateTime<Utc>,
-    /// What happened.
+    /// The event.
     pub event: Arc<Event>,
-    /// Of the claim: tells two claims of the same row apart.
-    pub(super) ticket: u64,
-    /// Suspected of having crashed a process: leased by the lock of a delivery that has started.
+    /// The claim under which it is in flight.
+    pub(super) token: ClaimToken,
+    /// The row is suspected of having crashed a process. Its claim id says that its delivery has started.
     pub(super) is_suspect: bool,
 }
 
 impl OutboxItem {
     /// An item of no table, to test a sink by itself.
     pub fn detached(event: Event) -> Self {
-        Self { seq: 0, generation: 0, created_at: Utc::now(), event: Arc::new(event), ticket: 0, is_suspect: false }
+        let token = ClaimToken { number: 0, generation: 0 };
+        Self { seq: 0, created_at: Utc::now(), event: Arc::new(event), token, is_suspect: false }
+    }
+
+    /// The generation of the ownership under which it was claimed; 0 where rows are leased one by one.
+    pub fn generation(&self) -> i64 {
+        self.token.generation
     }
 }

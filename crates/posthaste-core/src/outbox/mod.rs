@@ -1,47 +1,55 @@
-//! The outbox: a table in the service's own database, the door through which events come in with a transaction, and the
-//! source through which they go out.
+//! The outbox: a table in the service's own database. Events are inserted in the service's transactions, and claimed from
+//! there by a dispatcher or by the channels of the hub.
 //!
-//! A database takes part by implementing [`Store`], which is nothing but statements, and [`Upkeep`], what operators need.
-//! Everything that is not a statement is here, once for all databases: what a process remembers of its claims
-//! ([`Table`]), the hot path and the hooks of a writer ([`Transaction`]), and the service that puts them together
-//! ([`Outbox`]).
+//! A database takes part by implementing [`Store`], which is nothing but statements. Everything that is not a statement is
+//! here, once for all databases: what a process has claimed ([`Table`]), which rows a claim takes ([`select`]), the hot path
+//! and the hooks of a writer ([`Transaction`]), and the service that puts them together ([`Outbox`]).
 
 mod builder;
-mod hold;
+mod cursor;
 mod hook;
+mod hot_path;
 mod item;
-mod lane;
+mod listeners;
 mod mode;
+mod open_error;
 mod ownership;
 mod purger;
 mod registration;
 mod releaser;
+mod row_claims;
+mod row_update;
+mod selection;
 mod service;
 mod settings;
 mod source;
 mod store;
+mod sweeper;
 mod table;
 mod table_name;
 mod transaction;
-mod upkeep;
 mod write;
 
 pub use builder::{OutboxBuilder, StartError};
+pub use cursor::STARTED;
 pub use hook::{HookError, WriterHook};
 pub use item::OutboxItem;
-pub use lane::STARTED;
+pub use listeners::{Interceptor, ListenerSink, Listeners, RegistrationError};
 pub use mode::{DeadHead, Mode, Reader};
+pub use open_error::OpenError;
 pub use purger::Retention;
 pub use registration::{Registration, lease_millis, recorded_lease};
+pub use row_update::{OutboxStatus, RowUpdate};
+pub use selection::{Candidate, DEAD_AFTER_LOSSES, MAX_CLAIM_BYTES, SUSPECT_GROUP, Selection, select};
 pub use service::{DeadEvents, Outbox};
 pub use settings::{BadSetting, Settings, Unroutable};
 pub use source::OutboxSource;
 pub use store::{
-    Change, Changed, Chosen, DEAD_AFTER_LOSSES, FOUND_AMONG, Leases, MAX_CLAIM_BYTES, Met, OpenError, OutboxStatus,
-    Owner, Pending, Pool, Position, SUSPECT_GROUP, Store, Taken, Wanted, choose_runs, lease_lost_error,
+    ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadFilter, InTransaction, LOST_CLAIM_SCAN, LeaseSet, LeaseStore,
+    Notifier, OperatorStore, OutboxRow, Owner, OwnershipStore, Pool, Position, Purge, SettleStore, SettledRows, Store,
+    WriteStore, unblock_limit,
 };
 pub use table::Table;
 pub use table_name::{BadTableName, TableName};
-pub use transaction::{InTransaction, Notes, Transaction};
-pub use upkeep::{DeadFilter, OutboxRow, Purge, Upkeep};
+pub use transaction::Transaction;
 pub use write::WriteError;

@@ -1,5 +1,5 @@
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex as StdMutex, MutexGuard};
+use std::sync::Mutex as StdMutex;
 use std::time::Duration;
 
 use tokio::sync::Mutex;
@@ -7,8 +7,8 @@ use tokio::time::{Instant, timeout};
 
 use super::source::no_answer;
 use super::{Owner, Store};
-use crate::StoreError;
 use crate::heartbeat::statement_timeout;
+use crate::{StoreError, lock};
 
 /// This process's claim to the whole table: one row, leased, whose generation rises with every change of owner.
 pub(super) struct Ownership {
@@ -43,7 +43,7 @@ impl Ownership {
     }
 
     /// What must still stand for a row to be settled that was claimed under this generation.
-    pub(super) fn fence(&self, generation: i64) -> String {
+    pub(super) fn fencing_token(&self, generation: i64) -> String {
         format!("{}:{generation}", self.owner)
     }
 
@@ -53,7 +53,7 @@ impl Ownership {
     }
 
     /// Takes or keeps the ownership. The row is written only when the last time is a tenth of the lease ago.
-    pub(super) async fn hold(&self, store: &impl Store) -> Result<Owner, StoreError> {
+    pub(super) async fn acquire(&self, store: &impl Store) -> Result<Owner, StoreError> {
         if let Some(generation) = self.fresh() {
             return Ok(Owner::Us { generation });
         }
@@ -65,7 +65,7 @@ impl Ownership {
             return Ok(Owner::Other { remaining: self.lease });
         }
         let refreshed = Instant::now();
-        let own = store.own(&self.owner, self.lease);
+        let own = store.acquire_ownership(&self.owner, self.lease);
         let owner = timeout(statement_timeout(self.lease), own).await.map_err(no_answer)??;
         self.set(match owner {
             Owner::Us { generation } => Some(Tenure { generation, refreshed }),
@@ -77,7 +77,7 @@ impl Ownership {
     /// True if this source, which claims now, is the one that has to claim again in time to keep the ownership. One of many
     /// sources is enough; when it does not come any more, the next one that claims takes its place.
     pub(super) fn is_kept_by(&self, source: &str) -> bool {
-        let (mut keeper, now) = (self.lock_keeper(), Instant::now());
+        let (mut keeper, now) = (lock(&self.keeper), Instant::now());
         match &mut *keeper {
             Some((keeper, seen)) if keeper == source => {
                 *seen = now;
@@ -93,11 +93,7 @@ impl Ownership {
 
     /// This source claims no more; true if another one has to take its place.
     pub(super) fn stop_keeping(&self, source: &str) -> bool {
-        self.lock_keeper().take_if(|(keeper, _)| keeper == source).is_some()
-    }
-
-    fn lock_keeper(&self) -> MutexGuard<'_, Option<(String, Instant)>> {
-        self.keeper.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.keeper).take_if(|(keeper, _)| keeper == source).is_some()
     }
 
     /// Whether this process had it when it last asked.
@@ -111,23 +107,23 @@ impl Ownership {
     }
 
     fn tenure(&self) -> Option<Tenure> {
-        *self.tenure.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        *lock(&self.tenure)
     }
 
     fn set(&self, tenure: Option<Tenure>) {
-        *self.tenure.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = tenure;
+        *lock(&self.tenure) = tenure;
     }
 
     /// Somebody here wants to read the table.
-    pub(super) fn wanted(&self) {
+    pub(super) fn request(&self) {
         self.given_up.store(false, Ordering::Release);
     }
 
     /// Lets another process take over at once.
-    pub(super) async fn give_up(&self, store: &impl Store) -> Result<(), StoreError> {
+    pub(super) async fn release(&self, store: &impl Store) -> Result<(), StoreError> {
         let _once = self.refreshing.lock().await;
         self.given_up.store(true, Ordering::Release);
-        timeout(statement_timeout(self.lease), store.disown(&self.owner)).await.map_err(no_answer)??;
+        timeout(statement_timeout(self.lease), store.release_ownership(&self.owner)).await.map_err(no_answer)??;
         self.set(None);
         Ok(())
     }

@@ -5,10 +5,10 @@ use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use super::settings::BadSetting;
-use super::{Purge, Upkeep};
+use super::{OperatorStore, Purge};
 use crate::{StoreError, millis};
 
-/// When rows are deleted. Pending rows never are, but for `everything`.
+/// When rows are deleted. ClaimedRow rows never are, but for `everything`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Retention {
@@ -52,7 +52,7 @@ impl Retention {
     }
 
     /// Deletes what is old enough, batch by batch, each in a transaction of its own; answers with how many rows.
-    pub(super) async fn enforce(&self, store: &impl Upkeep) -> Result<u64, StoreError> {
+    pub(super) async fn enforce(&self, store: &(impl OperatorStore + Sync)) -> Result<u64, StoreError> {
         let mut purged = 0;
         for (what, kept) in [(Purge::Done, self.done), (Purge::Dead, self.dead), (Purge::Everything, self.everything)] {
             let Some(kept) = kept else { continue };
@@ -68,7 +68,7 @@ impl Retention {
     }
 
     /// Enforces it now and then, until `stop`. A failing time never ends the schedule.
-    pub(super) async fn keep(self, store: &impl Upkeep, stop: CancellationToken) {
+    pub(super) async fn keep(self, store: &(impl OperatorStore + Sync), stop: CancellationToken) {
         loop {
             tokio::select! {
                 biased;

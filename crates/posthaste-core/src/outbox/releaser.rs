@@ -5,12 +5,12 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
-use super::lane::Lane;
+use super::cursor::Cursor;
 use super::source::in_time;
-use super::{Leases, OutboxItem, Store, Table};
-use crate::StoreError;
+use super::{LeaseSet, OutboxItem, Store, Table};
+use crate::{Backoff, StoreError};
 
-/// Leases of this process that end without a delivery, though nobody knows yet whether their rows exist.
+/// LeaseSet of this process that end without a delivery, though nobody knows yet whether their rows exist.
 ///
 /// A transaction whose end is unknown may commit after the first attempt to release its rows, and so may a claim whose
 /// answer was lost. So an attempt that finds nothing is repeated until the rows are seen, or until their leases have
@@ -21,7 +21,7 @@ pub(super) enum Unreleased {
     /// Events of a write that was dropped half way: their rows, if they exist, are leased by this lock.
     Events {
         /// The lock of the write.
-        lock: String,
+        claim_id: String,
         /// Their ids.
         ids: Vec<String>,
         /// Their transaction is known to have committed: rows that are not there will never be.
@@ -32,25 +32,25 @@ pub(super) enum Unreleased {
 }
 
 /// Releases them in the background, until that is known to have worked.
-pub(super) fn release_in_background<S: Store>(table: Table<S>, lane: Arc<Lane>, leases: Unreleased) {
+pub(super) fn release_in_background<S: Store>(table: Table<S>, cursor: Arc<Cursor>, leases: Unreleased) {
     match Handle::try_current() {
-        Ok(runtime) => drop(runtime.spawn(release(table, lane, leases))),
+        Ok(runtime) => drop(runtime.spawn(release(table, cursor, leases))),
         Err(_) => tracing::warn!("a transaction ended outside of the runtime: its events wait for their leases to end"),
     }
 }
 
-async fn release<S: Store>(table: Table<S>, lane: Arc<Lane>, mut leases: Unreleased) {
+async fn release<S: Store>(table: Table<S>, cursor: Arc<Cursor>, mut leases: Unreleased) {
     let until = Instant::now() + table.row_lease();
-    let mut pause = Duration::from_millis(20);
     let longest = match leases {
         // Nothing but a search through the head of the table finds these.
         Unreleased::Claims(_) => table.row_lease() / 4,
         Unreleased::Items(_) | Unreleased::Events { .. } => Duration::from_secs(1),
     };
+    let mut backoff = Backoff::new(Duration::from_millis(20), longest);
     loop {
-        match attempt(&table, &lane, &leases).await {
+        match attempt(&table, &cursor, &leases).await {
             Ok(seen) => {
-                leases.remove_seen(&lane, &seen);
+                leases.remove_seen(&cursor, &seen);
                 if !seen.is_empty() {
                     table.committed();
                 }
@@ -64,38 +64,37 @@ async fn release<S: Store>(table: Table<S>, lane: Arc<Lane>, mut leases: Unrelea
         }
         if Instant::now() >= until {
             // Single node: what this process holds in memory must not outlast what it waits for.
-            leases.forget(&lane);
+            leases.forget(&cursor);
             table.committed();
             return;
         }
-        sleep(pause).await;
-        pause = (pause * 2).min(longest);
+        sleep(backoff.next_pause()).await;
     }
 }
 
 /// Answers with the numbers of the rows that are known to exist.
-async fn attempt<S: Store>(table: &Table<S>, lane: &Lane, leases: &Unreleased) -> Result<HashSet<i64>, StoreError> {
+async fn attempt<S: Store>(table: &Table<S>, cursor: &Cursor, leases: &Unreleased) -> Result<HashSet<i64>, StoreError> {
     if !table.mode().leases_rows() {
         // Nothing is leased: the rows are free as soon as this process forgets them.
-        leases.forget(lane);
+        leases.forget(cursor);
         return Ok(leases.rows().collect());
     }
-    let locks = leases.locks(lane);
+    let claim_ids = leases.locks(cursor);
     let rows: Vec<i64> = leases.rows().collect();
     let leases = match leases {
-        Unreleased::Items(_) => Leases::OfRows { locks: &locks, rows: &rows },
-        Unreleased::Events { ids, .. } => Leases::OfEvents { locks: &locks, ids },
-        Unreleased::Claims(_) => Leases::OfClaims { locks: &locks },
+        Unreleased::Items(_) => LeaseSet::Rows { claim_ids: &claim_ids, rows: &rows },
+        Unreleased::Events { ids, .. } => LeaseSet::Events { claim_ids: &claim_ids, ids },
+        Unreleased::Claims(_) => LeaseSet::Claims { claim_ids: &claim_ids },
     };
     in_time(table, table.store().release(&leases)).await
 }
 
 impl Unreleased {
-    fn locks(&self, lane: &Lane) -> Vec<String> {
+    fn locks(&self, cursor: &Cursor) -> Vec<String> {
         match self {
-            Self::Items(items) => lane.locks(items.iter()),
-            Self::Events { lock, .. } => vec![lock.clone()],
-            Self::Claims(locks) => locks.clone(),
+            Self::Items(items) => cursor.claim_ids(items.iter()),
+            Self::Events { claim_id, .. } => vec![claim_id.clone()],
+            Self::Claims(claim_ids) => claim_ids.clone(),
         }
     }
 
@@ -107,25 +106,25 @@ impl Unreleased {
         items.iter().map(|item| item.seq)
     }
 
-    fn forget(&self, lane: &Lane) {
+    fn forget(&self, cursor: &Cursor) {
         if let Self::Items(items) = self {
             for item in items {
-                lane.holdings.let_go(item);
+                cursor.claims.remove(item);
             }
         }
     }
 
     /// Rows that exist are free now, or somebody else's.
-    fn remove_seen(&mut self, lane: &Lane, seen: &HashSet<i64>) {
+    fn remove_seen(&mut self, cursor: &Cursor, seen: &HashSet<i64>) {
         match self {
             Self::Items(items) => {
                 for item in items.extract_if(.., |item| seen.contains(&item.seq)) {
-                    lane.holdings.let_go(&item);
+                    cursor.claims.remove(&item);
                 }
             }
             // A statement inserts all of its events or none, and the rows of a write are seen together.
             Self::Events { ids, is_committed, .. } if *is_committed || !seen.is_empty() => ids.clear(),
-            Self::Claims(locks) if !seen.is_empty() => locks.clear(),
+            Self::Claims(claim_ids) if !seen.is_empty() => claim_ids.clear(),
             Self::Events { .. } | Self::Claims(_) => {}
         }
     }
@@ -134,7 +133,7 @@ impl Unreleased {
         match self {
             Self::Items(items) => items.is_empty(),
             Self::Events { ids, .. } => ids.is_empty(),
-            Self::Claims(locks) => locks.is_empty(),
+            Self::Claims(claim_ids) => claim_ids.is_empty(),
         }
     }
 }

@@ -8,17 +8,17 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::hook::WriterHook;
 use super::write::{WriteError, write_all};
 use super::{
-    DeadFilter, InTransaction, Mode, OutboxBuilder, OutboxRow, Pool, Retention, Settings, Store, Table, Transaction,
-    Upkeep,
+    DeadFilter, InTransaction, Listeners, Mode, OutboxBuilder, OutboxRow, Pool, Retention, Settings, Store, Table,
+    Transaction,
 };
 use crate::trace::TraceContext;
 use crate::wakeup::PROBES;
-use crate::{IntoEvent, Listeners, Relay, Signal, StoreError};
+use crate::{IntoEvent, Relay, Signal, StoreError, Wakeup, lock, metric_names};
 
 /// How long hints for other processes gather: one is as good as a hundred.
 const NOTIFY_PAUSE: Duration = Duration::from_millis(10);
 /// How long a hint may take: it is worth no more.
-const NOTIFY_PATIENCE: Duration = Duration::from_secs(1);
+const NOTIFY_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long to wait before listening again after the connection was lost.
 const LISTEN_PAUSE: Duration = Duration::from_secs(1);
 
@@ -26,9 +26,9 @@ const LISTEN_PAUSE: Duration = Duration::from_secs(1);
 ///
 /// Clones are the same outbox. [`close`](Self::close) ends it in order; when the last clone is dropped without, it ends by
 /// itself in the background.
-pub struct Outbox<S: Store + Upkeep>(Arc<Service<S>>);
+pub struct Outbox<S: Store>(Arc<Service<S>>);
 
-struct Service<S: Store + Upkeep> {
+struct Service<S: Store> {
     table: Table<S>,
     hook: Option<Arc<dyn WriterHook>>,
     trace: Option<Arc<dyn TraceContext>>,
@@ -47,13 +47,13 @@ struct Tasks {
     hints: JoinSet<()>,
 }
 
-impl<S: Store + Upkeep> Clone for Outbox<S> {
+impl<S: Store> Clone for Outbox<S> {
     fn clone(&self) -> Self {
         Self(self.0.clone())
     }
 }
 
-impl<S: Store + Upkeep> Outbox<S> {
+impl<S: Store> Outbox<S> {
     /// Begins an outbox in the database of this pool.
     #[allow(clippy::new_ret_no_self)]
     pub fn new<P: Pool<S>>(pool: P) -> OutboxBuilder<P, S> {
@@ -73,21 +73,21 @@ impl<S: Store + Upkeep> Outbox<S> {
         if is_reader {
             let sink = listeners.into_sink(settings.unroutable, trace.clone(), &settings.metrics_prefix);
             let source = table.dispatcher_source().skip_recent(settings.skip_recent);
-            let poll_interval = settings.asks_every(table.store().tells_others());
+            let poll_interval = settings.effective_poll_interval(table.store().notifier().is_some());
             let options = settings.relay_options(poll_interval);
             let relay = Relay::new("dispatcher", Arc::new(source), Arc::new(sink), options);
             if settings.mode.is_hot() {
-                table.set_hot_door(relay.hot_door(settings.hot_queue));
+                table.set_hot_queue(relay.hot_queue(settings.hot_queue));
             }
             if settings.workers == 0 {
                 tracing::warn!(table = %settings.table, "the outbox has no workers: nothing will be delivered");
             }
             tasks.relay.spawn(relay.run(stop_relay.clone()));
             tasks.hints.spawn(until(stop_hints.clone(), listen(table.clone())));
-            let lag = metrics::gauge!(format!("{}_lag_oldest_ms", settings.metrics_prefix), "relay" => "dispatcher");
+            let lag = metrics::gauge!(metric_names::prefixed(&settings.metrics_prefix, metric_names::LAG_OLDEST), "relay" => "dispatcher");
             tasks.hints.spawn(until(stop_hints.clone(), watch_lag(table.clone(), lag, poll_interval)));
         }
-        tasks.hints.spawn(until(stop_hints.clone(), notify(table.clone())));
+        tasks.hints.spawn(until(stop_hints.clone(), notify_when_signalled(table.clone())));
         if let Some(retention) = settings.purge.clone() {
             let (table, stop) = (table.clone(), stop_purge.clone());
             tasks.purge.spawn(async move { retention.keep(table.store(), stop).await });
@@ -169,7 +169,7 @@ impl<S: Store + Upkeep> Outbox<S> {
     /// Ends purging, then stops claiming, delivers what is claimed as long as the drain time lasts, records what is known
     /// and releases the rest. Writing goes on to work; somebody else will deliver it. A second call returns at once.
     pub async fn close(&self) {
-        let mut tasks = std::mem::take(&mut *self.0.tasks.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        let mut tasks = std::mem::take(&mut *lock(&self.0.tasks));
         let was_reading = !tasks.relay.is_empty();
         for (stop, tasks) in [
             (&self.0.stop_purge, &mut tasks.purge),
@@ -185,7 +185,7 @@ impl<S: Store + Upkeep> Outbox<S> {
         }
         if was_reading {
             // What was released is somebody else's now.
-            tell_others(&self.0.table).await;
+            notify_others(&self.0.table).await;
         }
     }
 }
@@ -200,9 +200,9 @@ impl Drop for Tasks {
 }
 
 /// The events of one outbox that were given up, and what can be done about them.
-pub struct DeadEvents<'a, S: Store + Upkeep>(&'a Table<S>);
+pub struct DeadEvents<'a, S: Store>(&'a Table<S>);
 
-impl<S: Store + Upkeep> DeadEvents<'_, S> {
+impl<S: Store> DeadEvents<'_, S> {
     /// Oldest first.
     pub async fn list(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<OutboxRow>, StoreError> {
         self.0.store().dead(filter, limit).await
@@ -224,11 +224,11 @@ impl<S: Store + Upkeep> DeadEvents<'_, S> {
     /// Makes all new again that were dead when it began, `batch` at a time, each in a transaction of its own; answers with
     /// how many.
     pub async fn replay_all(&self, filter: &DeadFilter, batch: std::num::NonZeroUsize) -> Result<u64, StoreError> {
-        let (mut replayed, mut behind) = (0, i64::MIN);
+        let (mut replayed, mut after) = (0, i64::MIN);
         loop {
-            let (count, last) = self.0.store().replay(filter, behind, batch.get()).await?;
+            let (count, last) = self.0.store().replay(filter, after, batch.get()).await?;
             replayed += count;
-            behind = last;
+            after = last;
             self.0.committed();
             if count < batch.get() as u64 {
                 return Ok(replayed);
@@ -254,7 +254,7 @@ async fn until(stop: CancellationToken, task: impl Future<Output = ()>) {
 
 /// Measures from time to time how long the oldest event that is due has been waiting. Where that cannot be asked, what was
 /// known stays.
-async fn watch_lag<S: Store + Upkeep>(table: Table<S>, lag: metrics::Gauge, every: Duration) {
+async fn watch_lag<S: Store>(table: Table<S>, lag: metrics::Gauge, every: Duration) {
     loop {
         match table.store().oldest_due().await {
             Ok(age) => lag.set(age.unwrap_or_default().as_millis() as f64),
@@ -265,9 +265,9 @@ async fn watch_lag<S: Store + Upkeep>(table: Table<S>, lag: metrics::Gauge, ever
 }
 
 /// Tells other processes, not more often than is useful. A hint that is lost costs time, and nothing else.
-async fn notify<S: Store>(table: Table<S>) {
+async fn notify_when_signalled<S: Store>(table: Table<S>) {
     loop {
-        let waits = match table.others().signalled().await {
+        let waits = match table.notify_others().signalled().await {
             Signal::Now => &[Duration::ZERO][..],
             Signal::Soon => &PROBES[..],
         };
@@ -275,28 +275,30 @@ async fn notify<S: Store>(table: Table<S>) {
             sleep(*wait).await;
             // The one reader of a table knows of its own writes without being told.
             if !table.ownership().is_ours() {
-                tell_others(&table).await;
+                notify_others(&table).await;
             }
         }
         sleep(NOTIFY_PAUSE).await;
     }
 }
 
-async fn tell_others<S: Store>(table: &Table<S>) {
-    match timeout(NOTIFY_PATIENCE, table.store().notify()).await {
+async fn notify_others<S: Store>(table: &Table<S>) {
+    let Some(notifier) = table.store().notifier() else { return };
+    match timeout(NOTIFY_TIMEOUT, notifier.notify()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => {
-            tracing::debug!(error = error.chain(), "other processes are not told; they will look by themselves");
+            tracing::debug!(error = error.chain(), "failed to notify other processes: they poll");
         }
-        Err(_) => tracing::debug!("other processes are not told in time; they will look by themselves"),
+        Err(_) => tracing::debug!("notifying other processes took too long: they poll"),
     }
 }
 
 /// Looks when another process says so.
 async fn listen<S: Store>(table: Table<S>) {
-    let wakeup = crate::Wakeup::default();
+    let Some(notifier) = table.store().notifier() else { return };
+    let wakeup = Wakeup::default();
     loop {
-        let listening = table.store().listen(wakeup.clone());
+        let listening = notifier.listen(wakeup.clone());
         tokio::pin!(listening);
         loop {
             tokio::select! {
@@ -304,7 +306,7 @@ async fn listen<S: Store>(table: Table<S>) {
                 _ = wakeup.signalled() => table.wake_all(),
                 ended = &mut listening => {
                     if let Err(error) = ended {
-                        tracing::debug!(error = error.chain(), "no hints from other processes; polling goes on");
+                        tracing::debug!(error = error.chain(), "listening for other processes failed: polling goes on");
                     }
                     break;
                 }

@@ -5,10 +5,10 @@ use serde::{Deserialize, Serialize};
 use super::{Mode, Retention, TableName};
 use crate::{OnStop, RelayOptions, RetryPolicy, millis};
 
-/// How often an idle table is asked where other processes tell what they do, and where they cannot: another process that
-/// stops, or starts to write, is to be noticed within a second.
-const TOLD: Duration = Duration::from_secs(5);
-const UNTOLD: Duration = Duration::from_millis(500);
+/// How often an idle table is polled where the database notifies of writes, and where it cannot. Without notifications, an
+/// event that another process leaves behind at a clean stop is still delivered within a second.
+const POLL_WITH_NOTIFY: Duration = Duration::from_secs(5);
+const POLL_WITHOUT_NOTIFY: Duration = Duration::from_millis(500);
 
 /// How an outbox runs. Data, so that a service can keep it in its own config file; there all times are milliseconds, and what
 /// is absent has the default.
@@ -121,7 +121,7 @@ impl Settings {
         positive("hot_queue", self.hot_queue)?;
         positive("cold_queue", self.cold_queue)?;
         positive("batch_size", self.batch_size)?;
-        some_time("poll_interval", self.poll_interval.unwrap_or(TOLD))?;
+        some_time("poll_interval", self.poll_interval.unwrap_or(POLL_WITH_NOTIFY))?;
         if self.lease < Duration::from_secs(1) {
             let remedy = "give at least 1 s, better 30 s: a claim is renewed three times within it";
             return Err(BadSetting::new("lease", format!("{:?}", self.lease), remedy));
@@ -175,8 +175,8 @@ impl Settings {
         }
     }
 
-    pub(super) fn asks_every(&self, is_told: bool) -> Duration {
-        self.poll_interval.unwrap_or(if is_told { TOLD } else { UNTOLD })
+    pub(super) fn effective_poll_interval(&self, has_notify: bool) -> Duration {
+        self.poll_interval.unwrap_or(if has_notify { POLL_WITH_NOTIFY } else { POLL_WITHOUT_NOTIFY })
     }
 
     pub(super) fn relay_options(&self, poll_interval: Duration) -> RelayOptions {

@@ -8,132 +8,226 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout};
 
-use super::hold::Grip;
-use super::lane::{Lane, Reading};
+use super::cursor::{Cursor, ScanPosition};
 use super::releaser::{Unreleased, release_in_background};
-use super::{Change, Changed, Leases, Mode, OutboxItem, Owner, Pending, Store, Table, Taken, Wanted};
+use super::sweeper::SWEEP_BATCH;
+use super::{ClaimRequest, ClaimedRow, ClaimedRows, LeaseSet, Mode, OutboxItem, Owner, RowUpdate, SettledRows, Store, Table};
+use crate::claims::ClaimToken;
 use crate::{
     Claim, Claimed, Disposition, Failure, FaultKind, LogLimit, Settled, Settlement, Source, StoreError, Wakeup,
     heartbeat,
 };
 
-/// The pending events of one outbox, or of one event type in it.
-pub struct OutboxSource<S: Store> {
-    table: Table<S>,
-    lane: Arc<Lane>,
-    closed: AtomicBool,
-    skip_recent: Duration,
-    log_limit: LogLimit,
-}
-
-/// How soon a row is looked at again that waits for one that somebody has locked.
-const HELD_UP: Duration = Duration::from_millis(50);
+/// How soon a row is claimed again that waits for a row which another transaction has locked.
+const LOCK_WAIT: Duration = Duration::from_millis(50);
 
 /// How many failures of one event type are logged in this time.
 const LOGGED_FAILURES: u32 = 10;
 const LOG_WINDOW: Duration = Duration::from_secs(10);
 
+/// The pending events of one outbox, or of one event type in it.
+pub struct OutboxSource<S: Store> {
+    table: Table<S>,
+    cursor: Arc<Cursor>,
+    closed: AtomicBool,
+    skip_recent: Duration,
+    log_limit: LogLimit,
+}
+
 impl<S: Store> OutboxSource<S> {
-    pub(super) fn new(table: Table<S>, lane: Arc<Lane>) -> Self {
+    pub(super) fn new(table: Table<S>, cursor: Arc<Cursor>) -> Self {
         let log_limit = LogLimit::new(LOGGED_FAILURES, LOG_WINDOW);
-        Self { table, lane, closed: AtomicBool::new(false), skip_recent: Duration::ZERO, log_limit }
+        Self { table, cursor, closed: AtomicBool::new(false), skip_recent: Duration::ZERO, log_limit }
     }
 
-    /// Leaves rows alone that are younger than this.
+    /// Does not claim rows that are younger than this.
     #[must_use]
     pub fn skip_recent(mut self, age: Duration) -> Self {
         self.skip_recent = age;
         self
     }
 
-    /// Takes what is due, and moves on to behind it. Answers also how long until something else is due.
-    async fn take(
+    /// Claims due rows, and marks suspects as started: nothing is delivered whose claim may not be known.
+    async fn claim_and_start(
         &self,
-        reading: &mut Reading,
-        started: Instant,
-        mut wanted: Wanted<'_>,
-    ) -> Result<(Taken, Option<Duration>), StoreError> {
-        let store = self.table.store();
-        wanted.behind = self.lane.start(reading, started);
-        let mut taken = store.take(&wanted).await?;
-        if taken.rows.is_empty() && !taken.more && wanted.behind.is_some() {
-            reading.behind = None;
-            wanted.behind = self.lane.start(reading, started);
-            taken = store.take(&wanted).await?;
-        }
-        let is_full = taken.more || taken.rows.len() >= wanted.limit;
-        let has_suspect = taken.rows.iter().any(|row| row.is_suspect);
-        let next_due = match is_full || has_suspect || wanted.behind.is_some() {
-            // There may be more: whoever asked for more is to come again at once.
-            true => Some(Duration::ZERO),
-            false => {
-                let mut left_out = wanted.left_out.to_vec();
-                left_out.extend(taken.rows.iter().map(|row| row.position.seq));
-                match store.next_due(&Wanted { left_out: &left_out, ..wanted.clone() }).await {
-                    Ok(next_due) => next_due,
-                    // What is taken is ours, and thrown away it would stay so for a whole lease.
-                    Err(_) if !taken.rows.is_empty() => Some(Duration::ZERO),
-                    Err(error) => return Err(error),
-                }
-            }
-        };
-        // Rows that wait for one that somebody has locked are due, and will not be claimable in the next moment.
-        let next_due = match taken.is_held_up && taken.rows.is_empty() {
-            true => next_due.map(|wait| wait.max(HELD_UP)),
-            false => next_due,
-        };
-        if !has_suspect {
-            reading.behind = taken.last.filter(|_| is_full);
-        }
-        Ok((taken, next_due))
-    }
-
-    /// Takes what is due, and marks suspects as started, so that nothing is delivered whose claim may not be known.
-    async fn take_and_start(
-        &self,
-        reading: &mut Reading,
-        started: Instant,
-        wanted: Wanted<'_>,
-        ticket: u64,
-    ) -> Result<(Taken, Option<Duration>), StoreError> {
+        scan: &mut ScanPosition,
+        began: Instant,
+        request: ClaimRequest<'_>,
+        number: u64,
+    ) -> Result<(ClaimedRows, Option<Duration>), StoreError> {
         let leases_rows = self.table.mode().leases_rows();
-        let (lock, started_lock) = (wanted.lock.to_owned(), self.lane.started_lock(ticket));
-        let unanswered = Unanswered::new(leases_rows.then_some(self), [lock.clone(), started_lock.clone()]);
-        let taken = in_time(&self.table, self.take(reading, started, wanted)).await;
-        let (mut taken, next_due) = match taken {
+        let (claim_id, started) = (request.claim_id.to_owned(), self.cursor.started_claim_id(number));
+        let unanswered = Unanswered::new(leases_rows.then_some(self), [claim_id.clone(), started.clone()]);
+        let claimed = in_time(&self.table, self.claim_rows(scan, began, request)).await;
+        let (mut claimed, next_due) = match claimed {
             // The database said that it did nothing.
             Err(error) if error.kind() != FaultKind::OutcomeUnknown => {
                 unanswered.answered();
                 return Err(error);
             }
-            taken => taken?,
+            claimed => claimed?,
         };
-        let suspects = taken.rows.iter().filter(|row| row.is_suspect && !row.is_dead);
+        let suspects = claimed.rows.iter().filter(|row| row.is_suspect && !row.is_dead);
         let suspects: Vec<i64> = suspects.map(|row| row.position.seq).collect();
         if leases_rows && !suspects.is_empty() {
-            let mark = self.table.store().mark_started(&lock, &started_lock, &suspects);
+            let mark = self.table.store().mark_started(&claim_id, &started, &suspects);
             let marked = in_time(&self.table, mark).await?;
             if marked.len() < suspects.len() {
-                release_in_background(self.table.clone(), self.lane.clone(), Unreleased::Claims(vec![lock]));
+                release_in_background(self.table.clone(), self.cursor.clone(), Unreleased::Claims(vec![claim_id]));
             }
-            taken.rows.retain(|row| !row.is_suspect || marked.contains(&row.position.seq));
+            claimed.rows.retain(|row| !row.is_suspect || marked.contains(&row.position.seq));
         }
         unanswered.answered();
-        Ok((taken, next_due))
+        Ok((claimed, next_due))
     }
 
-    /// What must still stand for the row of this item to be settled.
-    fn fence(&self, item: &OutboxItem) -> String {
-        match self.table.mode().leases_rows() {
-            true => self.lane.lock_of(item),
-            false => self.table.ownership().fence(item.generation),
+    /// Claims due rows from the scan position on, and moves it. Also returns how long until something else is due.
+    async fn claim_rows(
+        &self,
+        scan: &mut ScanPosition,
+        began: Instant,
+        mut request: ClaimRequest<'_>,
+    ) -> Result<(ClaimedRows, Option<Duration>), StoreError> {
+        let store = self.table.store();
+        self.sweep_orphans().await?;
+        request.after = self.cursor.scan_start(scan, began);
+        let mut claimed = store.claim(&request).await?;
+        if claimed.rows.is_empty() && !claimed.more && request.after.is_some() {
+            scan.after = None;
+            request.after = self.cursor.scan_start(scan, began);
+            claimed = store.claim(&request).await?;
         }
+        let is_full = claimed.more || claimed.rows.len() >= request.limit;
+        let has_suspect = claimed.rows.iter().any(|row| row.is_suspect);
+        let next_due = match is_full || has_suspect || request.after.is_some() {
+            // There may be more, so the next claim follows at once.
+            true => Some(Duration::ZERO),
+            false => {
+                let mut in_flight = request.in_flight.to_vec();
+                in_flight.extend(claimed.rows.iter().map(|row| row.position.seq));
+                match store.next_due(&ClaimRequest { in_flight: &in_flight, ..request.clone() }).await {
+                    Ok(next_due) => next_due,
+                    // The rows are claimed: an error here would lose them for a whole lease.
+                    Err(_) if !claimed.rows.is_empty() => Some(Duration::ZERO),
+                    Err(error) => return Err(error),
+                }
+            }
+        };
+        // Rows that wait for a locked row are due, but cannot be claimed in the next moment.
+        let next_due = match claimed.waits_for_lock && claimed.rows.is_empty() {
+            true => next_due.map(|wait| wait.max(LOCK_WAIT)),
+            false => next_due,
+        };
+        if !has_suspect {
+            scan.after = claimed.last.filter(|_| is_full);
+        }
+        Ok((claimed, next_due))
+    }
+
+    /// Ordered mode: sweeps one batch of blocked rows, when it is time.
+    async fn sweep_orphans(&self) -> Result<(), StoreError> {
+        let sweeper = self.table.sweeper();
+        if matches!(self.table.mode(), Mode::Ordered(_))
+            && let Some(after) = sweeper.next_batch()
+        {
+            sweeper.finished_batch(self.table.store().unblock_orphans(after, SWEEP_BATCH).await?);
+        }
+        Ok(())
+    }
+
+    /// What must be in the row of this item, or in the owner row, for the item to be settled.
+    fn fencing_token(&self, item: &OutboxItem) -> String {
+        match self.table.mode().leases_rows() {
+            true => self.cursor.claim_id_of(item),
+            false => self.table.ownership().fencing_token(item.token.generation),
+        }
+    }
+
+    /// Turns claimed rows into items, and remembers their claims.
+    async fn accept(
+        &self,
+        rows: Vec<ClaimedRow>,
+        token: ClaimToken,
+        until: Instant,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Accepted {
+        let is_single = self.table.mode() == Mode::SingleNode;
+        let permit = permit.map(Arc::new);
+        let mut accepted = Accepted { items: Vec::with_capacity(rows.len()), skipped_some: false };
+        let mut unreadable = Unreadable::default();
+        for ClaimedRow { position, created_at, event, is_dead, is_suspect, key } in rows {
+            let seq = position.seq;
+            if is_dead {
+                self.log_lost_leases(seq, &event);
+                continue;
+            }
+            // A writer has claimed it in memory since this claim began, and it may be delivered by now.
+            if is_single && self.cursor.claims.was_claimed_meanwhile(seq) {
+                accepted.skipped_some = true;
+                continue;
+            }
+            match event {
+                Ok(_) if unreadable.blocks(key.as_ref()) => unreadable.blocked_rows.push(seq),
+                Ok((attempts, event)) => {
+                    self.cursor.claims.insert(seq, token, until, permit.clone().filter(|_| is_suspect));
+                    let bytes = event.weight();
+                    let item = OutboxItem { seq, created_at, event: Arc::new(event), token, is_suspect };
+                    accepted.items.push(Claimed {
+                        key,
+                        urgent: is_suspect,
+                        ..Claimed::new(item, attempts.saturating_add(1), bytes)
+                    });
+                }
+                Err(reason) => {
+                    unreadable.is_suspect = is_suspect;
+                    unreadable.keys.extend(key);
+                    unreadable.rows.push((seq, reason));
+                }
+            }
+        }
+        self.dead_letter_unreadable(unreadable, token).await;
+        accepted
+    }
+
+    /// Rows that are no events become DEAD, so that nobody reads them again. If that fails, a later claim tries again.
+    async fn dead_letter_unreadable(&self, unreadable: Unreadable, token: ClaimToken) {
+        let Unreadable { rows, blocked_rows, is_suspect, .. } = unreadable;
+        if !rows.is_empty() {
+            let fencing_token = match (self.table.mode() == Mode::SingleNode, is_suspect) {
+                (true, _) => self.table.ownership().fencing_token(token.generation),
+                (false, true) => self.cursor.started_claim_id(token.number),
+                (false, false) => self.cursor.claim_id(token.number),
+            };
+            let mut updates = Vec::with_capacity(rows.len());
+            for (seq, reason) in rows {
+                let table = self.table.store().table();
+                tracing::error!(%table, seq, reason, "outbox row cannot be read as an event and becomes DEAD");
+                updates.push(RowUpdate::dead(seq, &Failure::permanent("undecodable", reason)));
+            }
+            if let Err(error) = in_time(&self.table, self.table.store().settle(&[fencing_token], &updates)).await {
+                tracing::warn!(error = error.chain(), "failed to mark undecodable rows as DEAD: a later claim tries again");
+            }
+        }
+        if !blocked_rows.is_empty() {
+            let claim_ids = [self.cursor.claim_id(token.number), self.cursor.started_claim_id(token.number)];
+            let leases = LeaseSet::Rows { claim_ids: &claim_ids, rows: &blocked_rows };
+            if let Err(error) = in_time(&self.table, self.table.store().release(&leases)).await {
+                tracing::warn!(error = error.chain(), "failed to release rows behind an undecodable one: they wait for their leases");
+            }
+        }
+    }
+
+    fn log_lost_leases(&self, seq: i64, event: &Result<(u32, crate::Event), String>) {
+        let table = self.table.store().table();
+        let event = event.as_ref().ok().map(|(_, event)| event);
+        let (id, event_type) = (event.map(crate::Event::id), event.map(crate::Event::event_type));
+        tracing::error!(%table, seq, id, event_type, "event is DEAD: every process that claimed it lost its lease");
     }
 
     /// A failed attempt is a warning, an event that is given up an error; never with the payload.
     fn log_failure(&self, settlement: &Settlement<'_, OutboxItem>) {
-        // The hub logs what becomes of the events in its channels, alike for all its relays.
-        if self.lane.event_type.is_some() {
+        // The hub logs failures of its channels in the same way as those of its other relays.
+        if self.cursor.event_type.is_some() {
             return;
         }
         let (failure, retries_after) = match settlement.disposition {
@@ -149,115 +243,66 @@ impl<S: Store> OutboxSource<S> {
                 tracing::warn!(%table, id, event_type, attempt, suppressed, %failure, ?after, "delivery failed; it is retried");
             }
             None => {
-                tracing::error!(%table, id, event_type, attempt, suppressed, %failure, "event is dead: delivery was given up")
+                tracing::error!(%table, id, event_type, attempt, suppressed, %failure, "event is DEAD: delivery was given up")
             }
         }
     }
 
-    /// Rows that are no events go dead, so that nobody reads them again; it is no reason to stop when that fails.
-    async fn bury(&self, fence: String, undecodable: Vec<(i64, String)>) {
-        let mut changes = Vec::with_capacity(undecodable.len());
-        for (seq, reason) in undecodable {
-            tracing::error!(table = %self.table.store().table(), seq, reason, "outbox row cannot be read as an event");
-            changes.push(Change::dead(seq, &Failure::permanent("undecodable", reason)));
+    /// Removes the claims of these items.
+    fn forget(&self, items: &[&OutboxItem]) {
+        let mut is_permit_free = false;
+        for item in items {
+            is_permit_free |= self.cursor.claims.remove(item);
         }
-        if let Err(error) = in_time(&self.table, self.table.store().record(&[fence], &changes)).await {
-            tracing::warn!(error = error.chain(), "undecodable outbox rows are left for a later claim");
+        if is_permit_free {
+            self.table.suspects_settled();
         }
     }
 
-    /// Whether this call is the one that ends the source, and whether it was the last of its outbox.
+    /// Ends the source. True if this call ended it and it was the last one of its table.
     fn leave(&self) -> bool {
         let ended_before = self.closed.swap(true, Ordering::AcqRel);
         let is_last = !ended_before && self.table.leave();
-        if self.table.ownership().stop_keeping(self.lane.id()) && !is_last {
+        if self.table.ownership().stop_keeping(self.cursor.id()) && !is_last {
             self.table.wake_all();
         }
         is_last
     }
-
-    /// The rows of a claim as items that are held now.
-    async fn hold(&self, rows: Vec<Pending>, grip: Grip, permit: Option<OwnedSemaphorePermit>) -> Held {
-        let is_single = self.table.mode() == Mode::SingleNode;
-        let Grip { ticket, generation, .. } = grip;
-        let permit = permit.map(Arc::new);
-        let mut fence = None;
-        let mut held = Held { items: Vec::with_capacity(rows.len()), met_in_passing: false };
-        let (mut undecodable, mut behind) = (Vec::new(), Behind::default());
-        for Pending { position, created_at, event, is_dead, is_suspect, key } in rows {
-            let seq = position.seq;
-            if is_dead {
-                let table = self.table.store().table();
-                tracing::error!(%table, seq, "outbox row is dead: nobody who claimed it settled it");
-                continue;
-            }
-            // Claimed in memory by a writer since this claim began, and perhaps delivered since.
-            if is_single && self.lane.holdings.met_in_passing(seq) {
-                held.met_in_passing = true;
-                continue;
-            }
-            match event {
-                Ok(_) if behind.is_unreadable(key.as_ref()) => behind.rows.push(seq),
-                Ok((attempts, event)) => {
-                    self.lane.holdings.hold(seq, grip, permit.clone().filter(|_| is_suspect));
-                    let bytes = event.weight();
-                    let event = Arc::new(event);
-                    let item = OutboxItem { seq, generation, created_at, event, ticket, is_suspect };
-                    held.items.push(Claimed {
-                        key,
-                        urgent: is_suspect,
-                        ..Claimed::new(item, attempts.saturating_add(1), bytes)
-                    });
-                }
-                Err(reason) => {
-                    let lock = || if is_suspect { self.lane.started_lock(ticket) } else { self.lane.lock(ticket) };
-                    fence.get_or_insert_with(|| match is_single {
-                        true => self.table.ownership().fence(generation),
-                        false => lock(),
-                    });
-                    behind.keys.extend(key);
-                    undecodable.push((seq, reason));
-                }
-            }
-        }
-        if let Some(fence) = fence {
-            self.bury(fence, undecodable).await;
-        }
-        if !behind.rows.is_empty() {
-            let locks = [self.lane.lock(ticket), self.lane.started_lock(ticket)];
-            let leases = Leases::OfRows { locks: &locks, rows: &behind.rows };
-            if let Err(error) = in_time(&self.table, self.table.store().release(&leases)).await {
-                tracing::warn!(error = error.chain(), "rows behind an undecodable one wait for their leases");
-            }
-        }
-        held
-    }
 }
 
-/// The rows of a claim that stand behind one of their key that cannot be read: whether they may pass it is for the next
-/// claim to say.
+/// The items of a claim.
+struct Accepted {
+    items: Vec<Claimed<OutboxItem>>,
+    /// Some rows were not accepted because a writer has claimed them meanwhile.
+    skipped_some: bool,
+}
+
+/// Rows of a claim that cannot be read as events, and the rows of their keys behind them: whether those may be delivered is
+/// for the next claim to decide.
 #[derive(Default)]
-struct Behind {
+struct Unreadable {
+    rows: Vec<(i64, String)>,
+    is_suspect: bool,
     keys: HashSet<Arc<str>>,
-    rows: Vec<i64>,
+    blocked_rows: Vec<i64>,
 }
 
-impl Behind {
-    fn is_unreadable(&self, key: Option<&Arc<str>>) -> bool {
+impl Unreadable {
+    fn blocks(&self, key: Option<&Arc<str>>) -> bool {
         key.is_some_and(|key| self.keys.contains(key))
     }
 }
 
-/// A claim that is under way. Dropped before it is answered, its leases are released in the background: this process chose
-/// its locks, so it can, although it does not know which rows they hold.
+/// A claim that is under way. Dropped before it is answered, its leases are released in the background. This process chose
+/// its claim ids, so it can do that without knowing which rows they hold.
 struct Unanswered<'a, S: Store> {
     source: Option<&'a OutboxSource<S>>,
-    locks: [String; 2],
+    claim_ids: [String; 2],
 }
 
 impl<'a, S: Store> Unanswered<'a, S> {
-    fn new(source: Option<&'a OutboxSource<S>>, locks: [String; 2]) -> Self {
-        Self { source, locks }
+    fn new(source: Option<&'a OutboxSource<S>>, claim_ids: [String; 2]) -> Self {
+        Self { source, claim_ids }
     }
 
     fn answered(mut self) {
@@ -268,15 +313,16 @@ impl<'a, S: Store> Unanswered<'a, S> {
 impl<S: Store> Drop for Unanswered<'_, S> {
     fn drop(&mut self) {
         if let Some(source) = self.source {
-            tracing::warn!(table = %source.table.store().table(), "the answer to a claim was lost: releasing what it leased");
-            let locks = Unreleased::Claims(self.locks.to_vec());
-            release_in_background(source.table.clone(), source.lane.clone(), locks);
+            let table = source.table.store().table();
+            tracing::warn!(%table, "the answer to a claim was lost: releasing the rows that it may have leased");
+            let claims = Unreleased::Claims(self.claim_ids.to_vec());
+            release_in_background(source.table.clone(), source.cursor.clone(), claims);
         }
     }
 }
 
-/// A connection that hangs must not hold up what others could do meanwhile: whatever is cut off here is fenced, and
-/// repeated or released.
+/// Gives up on a statement that takes too long: a connection that hangs must not hold up other work. Whatever is cut off is
+/// fenced, and repeated or released.
 pub(super) async fn in_time<S: Store, T>(
     table: &Table<S>,
     statement: impl Future<Output = Result<T, StoreError>>,
@@ -287,30 +333,9 @@ pub(super) async fn in_time<S: Store, T>(
     }
 }
 
-/// It may have been carried out all the same.
+/// The statement may have been carried out all the same.
 pub(super) fn no_answer(late: Elapsed) -> StoreError {
     StoreError::new("get an answer from the database", FaultKind::OutcomeUnknown, late)
-}
-
-/// The locks of items and their rows, as statements about leases want them.
-fn leases(lane: &Lane, items: &[&OutboxItem]) -> (Vec<String>, Vec<i64>) {
-    let rows: BTreeSet<i64> = items.iter().map(|item| item.seq).collect();
-    (lane.locks(items.iter().copied()), rows.into_iter().collect())
-}
-
-fn let_go<S: Store>(table: &Table<S>, lane: &Lane, items: &[&OutboxItem]) {
-    let mut suspect_is_gone = false;
-    for item in items {
-        suspect_is_gone |= lane.holdings.let_go(item);
-    }
-    if suspect_is_gone {
-        table.suspect_is_gone();
-    }
-}
-
-struct Held {
-    items: Vec<Claimed<OutboxItem>>,
-    met_in_passing: bool,
 }
 
 #[async_trait]
@@ -318,88 +343,88 @@ impl<S: Store> Source for OutboxSource<S> {
     type Item = OutboxItem;
 
     async fn claim(&self, limit: usize) -> Result<Claim<OutboxItem>, StoreError> {
-        let (table, lane) = (&self.table, &*self.lane);
-        let mut reading = lane.claiming.lock().await;
-        let started = Instant::now();
+        let (table, cursor) = (&self.table, &*self.cursor);
+        let mut scan = cursor.claiming.lock().await;
+        let began = Instant::now();
         let leases_rows = table.mode().leases_rows();
         let generation = match leases_rows {
             true => 0,
-            false => match table.own().await? {
+            false => match table.acquire_ownership().await? {
                 Owner::Us { generation } => generation,
                 Owner::Other { remaining } => return Ok(Claim { items: Vec::new(), next_due: Some(remaining) }),
             },
         };
-        let left_out = lane.holdings.begin_claim(generation, started);
-        let ticket = lane.holdings.next_ticket();
+        let in_flight = cursor.claims.begin_claim(generation, began);
+        let number = cursor.claims.next_number();
         let permit = if leases_rows { table.suspects().clone().try_acquire_owned().ok() } else { None };
-        let wanted = Wanted {
-            event_type: lane.event_type.as_deref(),
-            left_out: &left_out,
+        let request = ClaimRequest {
+            event_type: cursor.event_type.as_deref(),
+            in_flight: &in_flight,
             limit,
-            behind: None,
-            lock: &lane.lock(ticket),
+            after: None,
+            claim_id: &cursor.claim_id(number),
             lease: table.row_lease(),
-            suspects: !leases_rows || permit.is_some(),
+            allow_suspects: !leases_rows || permit.is_some(),
             skip_recent: self.skip_recent,
         };
-        let taken = self.take_and_start(&mut reading, started, wanted, ticket).await;
-        let held = match taken {
-            Ok((taken, next_due)) => {
-                let grip = Grip { ticket, generation, until: started + self.lease() };
-                Ok((self.hold(taken.rows, grip, permit).await, next_due))
+        let claimed = self.claim_and_start(&mut scan, began, request, number).await;
+        let accepted = match claimed {
+            Ok((claimed, next_due)) => {
+                let token = ClaimToken { number, generation };
+                Ok((self.accept(claimed.rows, token, began + self.lease(), permit).await, next_due))
             }
             Err(error) => Err(error),
         };
-        lane.holdings.end_claim();
-        let (held, mut next_due) = held?;
-        if held.met_in_passing {
+        cursor.claims.end_claim();
+        let (accepted, mut next_due) = accepted?;
+        if accepted.skipped_some {
             next_due = Some(Duration::ZERO);
         }
-        // What is due and too young is not worth asking for again and again.
+        // Rows that are due but too young would be asked for again and again.
         next_due = next_due.map(|wait| wait.max(self.skip_recent / 4));
-        if !leases_rows && table.ownership().is_kept_by(lane.id()) {
+        if !leases_rows && table.ownership().is_kept_by(cursor.id()) {
             // An owner that does not claim again would lose its table.
             next_due = Some(next_due.unwrap_or(Duration::MAX).min(table.row_lease() / 3));
         }
-        let next_due = next_due.filter(|_| held.items.len() < limit);
-        Ok(Claim { items: held.items, next_due })
+        let next_due = next_due.filter(|_| accepted.items.len() < limit);
+        Ok(Claim { items: accepted.items, next_due })
     }
 
     async fn settle(&self, settlements: &[Settlement<'_, OutboxItem>]) -> Result<Vec<Settled>, StoreError> {
-        let settling = self.lane.holdings.settling(settlements.iter().map(|settlement| &settlement.claimed.item));
-        // What was claimed under an earlier ownership is lost: another process had the table in between.
-        let generation = settling.items().iter().map(|item| item.generation).max();
-        let (mut fences, mut changes) = (BTreeSet::<String>::new(), Vec::with_capacity(settlements.len()));
+        let settling = self.cursor.claims.settling(settlements.iter().map(|settlement| &settlement.claimed.item));
+        // What was claimed under an earlier ownership is lost: another process owned the table in between.
+        let generation = settling.items().iter().map(|item| item.token.generation).max();
+        let (mut tokens, mut updates) = (BTreeSet::<String>::new(), Vec::with_capacity(settlements.len()));
         let mut ours = settling.items().iter().peekable();
-        let mut held = Vec::with_capacity(settlements.len());
+        let mut is_claimed = Vec::with_capacity(settlements.len());
         for settlement in settlements {
             let item = &settlement.claimed.item;
             let is_ours = ours.next_if(|next| std::ptr::eq(**next, item)).is_some();
-            let is_held = is_ours && Some(item.generation) == generation;
-            held.push(is_held);
-            if is_held {
-                fences.insert(self.fence(item));
-                changes.push(Change::of(item.seq, settlement.claimed.attempt, settlement.disposition));
+            let is_current = is_ours && Some(item.token.generation) == generation;
+            is_claimed.push(is_current);
+            if is_current {
+                tokens.insert(self.fencing_token(item));
+                updates.push(RowUpdate::of(item.seq, settlement.claimed.attempt, settlement.disposition));
             }
         }
-        let recorded = match changes.is_empty() {
-            true => Changed::default(),
+        let settled = match updates.is_empty() {
+            true => SettledRows::default(),
             false => {
-                changes.sort_unstable_by_key(|change| change.seq);
-                let fences: Vec<String> = fences.into_iter().collect();
-                in_time(&self.table, self.table.store().record(&fences, &changes)).await?
+                updates.sort_unstable_by_key(|update| update.seq);
+                let tokens: Vec<String> = tokens.into_iter().collect();
+                in_time(&self.table, self.table.store().settle(&tokens, &updates)).await?
             }
         };
-        if settling.recorded(&recorded.locked) {
-            self.table.suspect_is_gone();
+        if settling.finish(&settled.locked) {
+            self.table.suspects_settled();
         }
         if matches!(self.table.mode(), Mode::Ordered(_)) {
-            // What waited behind these may be claimable, wherever it stands.
-            self.lane.look_from_the_beginning();
-            self.lane.wakeup.wake();
+            // Rows behind these may be claimable now, wherever they are in the table.
+            self.cursor.restart_scan();
+            self.cursor.wakeup.wake();
         }
-        let answer = settlements.iter().zip(held).map(|(settlement, is_held)| {
-            let answer = if is_held { recorded.answer(settlement.claimed.item.seq) } else { Settled::LostLease };
+        let answer = settlements.iter().zip(is_claimed).map(|(settlement, is_claimed)| {
+            let answer = if is_claimed { settled.answer(settlement.claimed.item.seq) } else { Settled::LostLease };
             if answer == Settled::Applied {
                 self.log_failure(settlement);
             }
@@ -408,58 +433,58 @@ impl<S: Store> Source for OutboxSource<S> {
         Ok(answer.collect())
     }
 
-    async fn renew(&self, held: &[&Claimed<OutboxItem>]) -> Result<Vec<Settled>, StoreError> {
+    async fn renew(&self, claimed: &[&Claimed<OutboxItem>]) -> Result<Vec<Settled>, StoreError> {
         let until = Instant::now() + self.lease();
         let leases_rows = self.table.mode().leases_rows();
         let owner = match leases_rows {
             true => Owner::Us { generation: 0 },
-            false => self.table.own().await?,
+            false => self.table.acquire_ownership().await?,
         };
-        let mut answers = Vec::with_capacity(held.len());
-        for claimed in held {
-            let is_held = match owner {
-                Owner::Us { generation } => self.lane.holdings.extend(&claimed.item, generation, until),
+        let mut answers = Vec::with_capacity(claimed.len());
+        for claimed in claimed {
+            let is_claimed = match owner {
+                Owner::Us { generation } => self.cursor.claims.extend(&claimed.item, generation, until),
                 Owner::Other { .. } => false,
             };
-            answers.push(if is_held { Settled::Applied } else { Settled::LostLease });
+            answers.push(if is_claimed { Settled::Applied } else { Settled::LostLease });
         }
-        let extended = held.iter().zip(&answers).filter(|(_, answer)| **answer == Settled::Applied);
+        let extended = claimed.iter().zip(&answers).filter(|(_, answer)| **answer == Settled::Applied);
         let extended: Vec<&OutboxItem> = extended.map(|(claimed, _)| &claimed.item).collect();
         if leases_rows && !extended.is_empty() {
-            let (locks, rows) = leases(&self.lane, &extended);
-            let renewed = in_time(&self.table, self.table.store().renew(&locks, &rows)).await?;
-            let extended = held.iter().zip(&mut answers).filter(|(_, answer)| **answer == Settled::Applied);
+            let (claim_ids, rows) = self.leases_of(&extended);
+            let renewed = in_time(&self.table, self.table.store().renew(&claim_ids, &rows)).await?;
+            let extended = claimed.iter().zip(&mut answers).filter(|(_, answer)| **answer == Settled::Applied);
             for (claimed, answer) in extended {
                 *answer = renewed.answer(claimed.item.seq);
                 if *answer == Settled::LostLease {
-                    let_go(&self.table, &self.lane, &[&claimed.item]);
+                    self.forget(&[&claimed.item]);
                 }
             }
         }
         Ok(answers)
     }
 
-    async fn release(&self, held: &[&Claimed<OutboxItem>]) -> Result<(), StoreError> {
-        let items = held.iter().map(|claimed| &claimed.item).filter(|item| self.lane.holdings.has(item));
+    async fn release(&self, claimed: &[&Claimed<OutboxItem>]) -> Result<(), StoreError> {
+        let items = claimed.iter().map(|claimed| &claimed.item).filter(|item| self.cursor.claims.contains(item));
         let items: Vec<&OutboxItem> = items.collect();
         if self.table.mode().leases_rows() && !items.is_empty() {
-            let (locks, rows) = leases(&self.lane, &items);
-            let leases = Leases::OfRows { locks: &locks, rows: &rows };
+            let (claim_ids, rows) = self.leases_of(&items);
+            let leases = LeaseSet::Rows { claim_ids: &claim_ids, rows: &rows };
             let seen = in_time(&self.table, self.table.store().release(&leases)).await?;
             let locked = items.iter().filter(|item| !seen.contains(&item.seq)).map(|item| (*item).clone());
             let locked: Vec<OutboxItem> = locked.collect();
             if !locked.is_empty() {
-                release_in_background(self.table.clone(), self.lane.clone(), Unreleased::Items(locked));
+                release_in_background(self.table.clone(), self.cursor.clone(), Unreleased::Items(locked));
             }
         }
-        let_go(&self.table, &self.lane, &items);
-        self.lane.look_from_the_beginning();
+        self.forget(&items);
+        self.cursor.restart_scan();
         Ok(())
     }
 
     async fn close(&self) -> Result<(), StoreError> {
         match self.leave() && self.table.mode() == Mode::SingleNode {
-            true => self.table.disown().await,
+            true => self.table.release_ownership().await,
             false => Ok(()),
         }
     }
@@ -473,12 +498,20 @@ impl<S: Store> Source for OutboxSource<S> {
     }
 
     fn wakeup(&self) -> &Wakeup {
-        &self.lane.wakeup
+        &self.cursor.wakeup
+    }
+}
+
+impl<S: Store> OutboxSource<S> {
+    /// The claim ids and the rows of items, for a statement about their leases.
+    fn leases_of(&self, items: &[&OutboxItem]) -> (Vec<String>, Vec<i64>) {
+        let rows: BTreeSet<i64> = items.iter().map(|item| item.seq).collect();
+        (self.cursor.claim_ids(items.iter().copied()), rows.into_iter().collect())
     }
 }
 
 impl<S: Store> Drop for OutboxSource<S> {
-    /// A source that was dropped and not closed does not keep the others from being the last; its lease runs out.
+    /// A source that was dropped and not closed does not keep the others from being the last. Its lease runs out.
     fn drop(&mut self) {
         self.leave();
     }

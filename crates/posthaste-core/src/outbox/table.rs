@@ -1,20 +1,21 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
 
-use super::lane::Lane;
+use super::cursor::Cursor;
 use super::ownership::Ownership;
+use super::sweeper::Sweeper;
 use super::{Mode, OpenError, OutboxItem, OutboxSource, Owner, Reader, Store};
 use crate::event::next_id;
-use crate::{Event, FaultKind, HotDoor, StoreError, Wakeup, heartbeat};
+use crate::{Event, FaultKind, HotQueue, StoreError, Wakeup, heartbeat, lock};
 
 /// One outbox table and this process's part in it: what it holds, where it reads, and who is to be woken.
 pub struct Table<S: Store>(Arc<Shared<S>>);
 
-struct Shared<S> {
+struct Shared<S: Store> {
     store: S,
     /// `None` where this process only writes.
     reader: Option<Reader>,
@@ -23,13 +24,15 @@ struct Shared<S> {
     ownership: Ownership,
     /// Where rows are leased: one claim of suspects may be in flight, because one of them may be what kills processes.
     suspects: Arc<Semaphore>,
-    /// By event type; the dispatcher's one lane has the empty name, which no event type can have.
-    lanes: Mutex<HashMap<String, Arc<Lane>>>,
+    /// By event type; the dispatcher's one cursor has the empty name, which no event type can have.
+    cursors: Mutex<HashMap<String, Arc<Cursor>>>,
     open_sources: AtomicUsize,
-    /// Where this process's dispatcher takes in what is written as claimed.
-    hot: OnceLock<HotDoor<OutboxItem>>,
-    /// Other processes are to be told of something.
-    others: Wakeup,
+    /// Of this process's dispatcher.
+    hot_queue: OnceLock<HotQueue<OutboxItem>>,
+    /// In ordered mode.
+    sweeper: Sweeper,
+    /// Signalled when other processes are to be notified.
+    notify_others: Wakeup,
 }
 
 impl<S: Store> Clone for Table<S> {
@@ -66,10 +69,11 @@ impl<S: Store> Table<S> {
             lease,
             ownership: Ownership::new(next_id(), lease),
             suspects: Arc::new(Semaphore::new(1)),
-            lanes: Mutex::default(),
+            cursors: Mutex::default(),
             open_sources: AtomicUsize::new(0),
-            hot: OnceLock::new(),
-            others: Wakeup::default(),
+            hot_queue: OnceLock::new(),
+            sweeper: Sweeper::new(),
+            notify_others: Wakeup::default(),
         }))
     }
 
@@ -103,15 +107,15 @@ impl<S: Store> Table<S> {
 
     fn source(&self, name: &str) -> OutboxSource<S> {
         self.0.open_sources.fetch_add(1, Ordering::AcqRel);
-        self.0.ownership.wanted();
-        let lane = self.lanes().entry(name.to_owned()).or_insert_with(|| Arc::new(Lane::new(name, next_id()))).clone();
-        OutboxSource::new(self.clone(), lane)
+        self.0.ownership.request();
+        let cursor = lock(&self.0.cursors).entry(name.to_owned()).or_insert_with(|| Arc::new(Cursor::new(name, next_id()))).clone();
+        OutboxSource::new(self.clone(), cursor)
     }
 
     /// Makes the source that reads events of this type look now.
     pub fn wake(&self, event_type: &str) {
-        if let Some(lane) = self.lane_of(event_type) {
-            lane.wakeup.wake();
+        if let Some(cursor) = self.cursor_of(event_type) {
+            cursor.wakeup.wake();
         }
     }
 
@@ -119,27 +123,27 @@ impl<S: Store> Table<S> {
     /// processes where the database can tell them.
     pub fn committed(&self) {
         self.wake_all();
-        self.0.others.wake();
+        self.0.notify_others.wake();
     }
 
     /// Makes every source of this process look now.
     pub(super) fn wake_all(&self) {
-        self.lanes().values().for_each(|lane| lane.wakeup.wake());
+        lock(&self.0.cursors).values().for_each(|cursor| cursor.wakeup.wake());
     }
 
     /// For who has written events in a transaction whose commit cannot be seen.
     pub fn wrote<'a>(&self, events: impl IntoIterator<Item = &'a Event>) {
         for event_type in events.into_iter().map(Event::event_type).collect::<BTreeSet<_>>() {
-            if let Some(lane) = self.lane_of(event_type) {
-                lane.wakeup.wake_soon();
+            if let Some(cursor) = self.cursor_of(event_type) {
+                cursor.wakeup.wake_soon();
             }
         }
-        self.0.others.wake_soon();
+        self.0.notify_others.wake_soon();
     }
 
     /// Signalled when other processes are to be told.
-    pub(super) fn others(&self) -> &Wakeup {
-        &self.0.others
+    pub(super) fn notify_others(&self) -> &Wakeup {
+        &self.0.notify_others
     }
 
     /// Event types with something due, to find channels that nobody opened yet and rows that others inserted.
@@ -148,10 +152,10 @@ impl<S: Store> Table<S> {
     }
 
     /// A suspect is no longer in flight: the next one may be, of whatever type it is.
-    pub(super) fn suspect_is_gone(&self) {
-        for lane in self.lanes().values() {
-            lane.look_from_the_beginning();
-            lane.wakeup.wake();
+    pub(super) fn suspects_settled(&self) {
+        for cursor in lock(&self.0.cursors).values() {
+            cursor.restart_scan();
+            cursor.wakeup.wake();
         }
     }
 
@@ -167,16 +171,16 @@ impl<S: Store> Table<S> {
     ///
     /// It runs where no listener can delay it, and to its end: a caller whose thread is blocked half way must not keep
     /// the renewer from the lock that it holds.
-    pub(super) async fn own(&self) -> Result<Owner, StoreError> {
+    pub(super) async fn acquire_ownership(&self) -> Result<Owner, StoreError> {
         match self.0.ownership.fresh() {
             Some(generation) => Ok(Owner::Us { generation }),
-            None => self.on_own_thread(|table| async move { table.0.ownership.hold(&table.0.store).await }).await,
+            None => self.on_own_thread(|table| async move { table.0.ownership.acquire(&table.0.store).await }).await,
         }
     }
 
     /// Single node: lets another process take over at once.
-    pub(super) async fn disown(&self) -> Result<(), StoreError> {
-        self.on_own_thread(|table| async move { table.0.ownership.give_up(&table.0.store).await }).await
+    pub(super) async fn release_ownership(&self) -> Result<(), StoreError> {
+        self.on_own_thread(|table| async move { table.0.ownership.release(&table.0.store).await }).await
     }
 
     async fn on_own_thread<T, F>(&self, task: impl FnOnce(Self) -> F) -> Result<T, StoreError>
@@ -188,7 +192,7 @@ impl<S: Store> Table<S> {
         if !self.0.store.runs_on_own_thread() {
             return task.await;
         }
-        let panicked = || StoreError::new("own the outbox", FaultKind::Passing, "the store panicked");
+        let panicked = || StoreError::new("own the outbox", FaultKind::Transient, "the store panicked");
         heartbeat::run(task).await.unwrap_or_else(|| Err(panicked()))
     }
 
@@ -209,16 +213,20 @@ impl<S: Store> Table<S> {
         self.0.lease
     }
 
-    /// From now on, what is written as claimed goes in here.
-    pub(super) fn set_hot_door(&self, door: HotDoor<OutboxItem>) {
-        // A table has one dispatcher in a process; a second would find the first one's door.
-        let _ = self.0.hot.set(door);
+    /// From now on, pre-claimed events go here.
+    pub(super) fn set_hot_queue(&self, queue: HotQueue<OutboxItem>) {
+        // A table has one dispatcher in a process; the queue of a second one is not used.
+        let _ = self.0.hot_queue.set(queue);
     }
 
-    /// Where what is written as claimed goes in, and the lane that holds it.
-    pub(super) fn hot(&self) -> Option<(&HotDoor<OutboxItem>, Arc<Lane>)> {
-        let door = self.0.hot.get().filter(|_| self.mode().is_hot())?;
-        Some((door, self.lanes().get("")?.clone()))
+    /// Where pre-claimed events go, and the cursor of the dispatcher that claims them.
+    pub(super) fn hot_queue(&self) -> Option<(&HotQueue<OutboxItem>, Arc<Cursor>)> {
+        let queue = self.0.hot_queue.get().filter(|_| self.mode().is_hot())?;
+        Some((queue, lock(&self.0.cursors).get("")?.clone()))
+    }
+
+    pub(super) fn sweeper(&self) -> &Sweeper {
+        &self.0.sweeper
     }
 
     /// A source has ended; whether it was the last.
@@ -226,15 +234,11 @@ impl<S: Store> Table<S> {
         self.0.open_sources.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    fn lanes(&self) -> MutexGuard<'_, HashMap<String, Arc<Lane>>> {
-        self.0.lanes.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    fn lane_of(&self, event_type: &str) -> Option<Arc<Lane>> {
+    fn cursor_of(&self, event_type: &str) -> Option<Arc<Cursor>> {
         let name = match self.0.reader? {
             Reader::Dispatcher => "",
             Reader::Channels => event_type,
         };
-        self.lanes().get(name).cloned()
+        lock(&self.0.cursors).get(name).cloned()
     }
 }

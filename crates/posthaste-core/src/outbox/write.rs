@@ -1,7 +1,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::hook::{HookError, WriterHook, shielded};
+use super::hook::{HookError, WriterHook, call_hook};
 use super::{InTransaction, Store, Table};
 use crate::{Event, EventError, StoreError};
 
@@ -9,7 +9,7 @@ use crate::{Event, EventError, StoreError};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WriteError {
-    /// It is no event.
+    /// It is not a valid event.
     #[error(transparent)]
     Event(#[from] EventError),
     /// The writer's hook refused it.
@@ -20,7 +20,7 @@ pub enum WriteError {
     Store(#[from] StoreError),
 }
 
-/// Writes events in a transaction, in this order, and answers with the ids of what was written.
+/// Writes events in a transaction, in this order, and returns the ids of what was written.
 pub(super) async fn write_all<S: Store>(
     table: &Table<S>,
     hook: Option<&Arc<dyn WriterHook>>,
@@ -40,43 +40,17 @@ pub(super) async fn write_all<S: Store>(
     if events.is_empty() {
         return Ok(Vec::new());
     }
-    let (connection, notes) = transaction.parts();
-    // A transaction that another outbox began is to this one like any other of the service.
-    let notes = notes.filter(|notes| notes.is_of(table));
     let ids: Vec<String> = events.iter().map(|event| event.id().to_owned()).collect();
-    match notes {
+    // A transaction that another outbox began is to this one like any other of the service.
+    match transaction.begun_by_outbox().filter(|begun| begun.is_of(table)) {
+        Some(begun) => begun.write(events).await?,
         None => {
             let all: Vec<&Event> = events.iter().collect();
-            table.store().insert(connection, &all, None).await?;
+            table.store().insert(transaction.connection(), &all, None).await?;
             table.wrote(&events);
             if let Some(hook) = hook {
-                shielded("after_write", || hook.after_write(&events));
+                call_hook("after_write", || hook.after_write(&events));
             }
-        }
-        Some(notes) => {
-            let mut permits: Vec<_> = events.iter().map(|event| notes.permit(event)).collect();
-            let lock = notes.lock();
-            notes.begin_write(&ids);
-            let mut from = 0;
-            // Numbers follow the order of the events, so claimed and unclaimed ones go in as they alternate.
-            while from < events.len() {
-                let is_hot = permits[from].is_some();
-                let count = permits[from..].iter().take_while(|permit| permit.is_some() == is_hot).count();
-                let part: Vec<&Event> = events[from..from + count].iter().collect();
-                let lock = lock.as_deref().filter(|_| is_hot);
-                let rows = table.store().insert(connection, &part, lock).await?;
-                for ((seq, event), permit) in rows.into_iter().zip(part).zip(&mut permits[from..]) {
-                    match permit.take() {
-                        Some(permit) => notes.born_claimed(seq, event, permit),
-                        None => notes.born_unclaimed(seq, event),
-                    }
-                }
-                from += count;
-            }
-            if let Some(hook) = hook {
-                shielded("after_write", || hook.after_write(&events));
-            }
-            notes.end_write(events);
         }
     }
     Ok(ids)

@@ -1,12 +1,13 @@
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use tokio::sync::Notify;
 
-use super::Held;
+use super::in_flight::InFlightItem;
+use crate::lock;
 
 /// Items of one key in the order of their delivery; an item without a key is a run by itself.
-pub(super) type Run<T> = VecDeque<Arc<Held<T>>>;
+pub(super) type Run<T> = VecDeque<Arc<InFlightItem<T>>>;
 
 /// How many hot runs go before a cold one that waits.
 const HOT_TO_COLD: u32 = 2;
@@ -18,7 +19,7 @@ pub(super) struct Queue<T> {
 }
 
 struct Waiting<T> {
-    /// Born claimed: somebody has just committed them and may be waiting for what follows.
+    /// From the hot queue: their writer has just committed them.
     hot: VecDeque<Run<T>>,
     /// Claimed from the source.
     cold: VecDeque<Run<T>>,
@@ -33,8 +34,8 @@ impl<T> Waiting<T> {
 
     /// Hot before cold, but a cold one after every two hot ones.
     fn next(&mut self) -> Option<Run<T>> {
-        let turn_of_cold = self.hot_in_a_row >= HOT_TO_COLD && !self.cold.is_empty();
-        if !turn_of_cold && let Some(run) = self.hot.pop_front() {
+        let is_cold_next = self.hot_in_a_row >= HOT_TO_COLD && !self.cold.is_empty();
+        if !is_cold_next && let Some(run) = self.hot.pop_front() {
             self.hot_in_a_row = self.hot_in_a_row.saturating_add(1);
             return Some(run);
         }
@@ -50,24 +51,24 @@ impl<T> Queue<T> {
     }
 
     pub(super) fn push(&self, runs: impl IntoIterator<Item = Run<T>>) {
-        self.lock().cold.extend(runs);
+        lock(&self.waiting).cold.extend(runs);
         self.ready.notify_one();
     }
 
     pub(super) fn push_hot(&self, runs: impl IntoIterator<Item = Run<T>>) {
-        self.lock().hot.extend(runs);
+        lock(&self.waiting).hot.extend(runs);
         self.ready.notify_one();
     }
 
     /// The rest of a run whose head has just been delivered goes on before anything else of its kind.
     pub(super) fn push_front(&self, run: Run<T>) {
-        self.lock().cold.push_front(run);
+        lock(&self.waiting).cold.push_front(run);
         self.ready.notify_one();
     }
 
     /// Gives back runs that were popped and cannot be started yet, to the front and in their order.
     pub(super) fn put_back(&self, runs: Vec<Run<T>>) {
-        let mut waiting = self.lock();
+        let mut waiting = lock(&self.waiting);
         for run in runs.into_iter().rev() {
             match run.front().is_some_and(|head| head.is_hot()) {
                 true => waiting.hot.push_front(run),
@@ -90,7 +91,7 @@ impl<T> Queue<T> {
     }
 
     fn try_pop(&self, limit: usize) -> Option<Vec<Run<T>>> {
-        let mut waiting = self.lock();
+        let mut waiting = lock(&self.waiting);
         if waiting.len() == 0 {
             return None;
         }
@@ -104,19 +105,15 @@ impl<T> Queue<T> {
     }
 
     pub(super) fn take_all(&self) -> Vec<Run<T>> {
-        let mut waiting = self.lock();
+        let mut waiting = lock(&self.waiting);
         let hot = std::mem::take(&mut waiting.hot);
         hot.into_iter().chain(waiting.cold.drain(..)).collect()
     }
 
     /// How many runs wait, hot and cold.
     pub(super) fn depths(&self) -> (usize, usize) {
-        let waiting = self.lock();
+        let waiting = lock(&self.waiting);
         (waiting.hot.len(), waiting.cold.len())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Waiting<T>> {
-        self.waiting.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
@@ -126,7 +123,7 @@ mod tests {
     use crate::Claimed;
 
     fn runs(names: &[&'static str]) -> Vec<Run<&'static str>> {
-        names.iter().map(|name| VecDeque::from([Arc::new(Held::detached(Claimed::new(*name, 1, 0)))])).collect()
+        names.iter().map(|name| VecDeque::from([Arc::new(InFlightItem::detached(Claimed::new(*name, 1, 0)))])).collect()
     }
 
     #[tokio::test]

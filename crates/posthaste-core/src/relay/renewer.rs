@@ -4,24 +4,24 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::Held;
-use super::flow::Flow;
+use super::in_flight::InFlightItem;
+use super::shared::Shared;
 use crate::{Settled, Source};
 
 /// Renews the leases of claimed items, of those that wait and of those that are being delivered, until `end`.
-pub(super) async fn renew<S: Source>(flow: Arc<Flow<S>>, end: CancellationToken) {
-    let lease = flow.source.lease();
+pub(super) async fn renew<S: Source>(shared: Arc<Shared<S>>, end: CancellationToken) {
+    let lease = shared.source.lease();
     let mut next = Instant::now() + lease / 3;
     loop {
         tokio::select! {
             biased;
             () = end.cancelled() => return,
             () = sleep_until(next) => {}
-            () = flow.aged.notified() => {}
+            () = shared.renew_soon.notified() => {}
         }
         // Counted from before the statement is sent: when the store takes long to answer, the next renewal comes sooner.
         let started = Instant::now();
-        next = match renew_all(&flow, lease).await {
+        next = match renew_all(&shared, lease).await {
             true => started + lease / 3,
             false => Instant::now() + lease / 30,
         };
@@ -29,30 +29,30 @@ pub(super) async fn renew<S: Source>(flow: Arc<Flow<S>>, end: CancellationToken)
 }
 
 /// Renews everything that has lost a quarter of its lease; false if it has to be tried again soon.
-async fn renew_all<S: Source>(flow: &Flow<S>, lease: Duration) -> bool {
-    let before = flow.clock.now();
-    let mut held = flow.all_held();
-    held.retain(|held| (1..worth_renewing(before, lease)).contains(&held.deadline()));
-    let statement = &flow.backpressure.renewing;
-    if held.is_empty() {
-        flow.backpressure.answered(statement, true);
+async fn renew_all<S: Source>(shared: &Shared<S>, lease: Duration) -> bool {
+    let before = shared.clock.now();
+    let mut items = shared.in_flight.all();
+    items.retain(|item| (1..worth_renewing(before, lease)).contains(&item.deadline()));
+    let statement = &shared.backpressure.renewing;
+    if items.is_empty() {
+        shared.backpressure.answered(statement, true);
         return true;
     }
     // In the order of their claim, so that a simulated run can be repeated.
-    held.sort_unstable_by_key(|held| held.ticket);
-    let claims: Vec<_> = held.iter().map(|held| &held.claimed).collect();
-    flow.backpressure.sent(statement, before);
-    let answers = flow.source.renew(&claims).await;
+    items.sort_unstable_by_key(|item| item.number);
+    let claims: Vec<_> = items.iter().map(|item| &item.claimed).collect();
+    shared.backpressure.sent(statement, before);
+    let answers = shared.source.renew(&claims).await;
     match answers {
         Ok(answers) => {
-            let all_answered = apply(flow, &held, &answers, deadline(before, lease));
-            flow.backpressure.answered(statement, true);
+            let all_answered = apply(shared, &items, &answers, deadline(before, lease));
+            shared.backpressure.answered(statement, true);
             all_answered
         }
         Err(error) => {
-            flow.backpressure.answered(statement, false);
+            shared.backpressure.answered(statement, false);
             tracing::warn!(
-                relay = flow.name,
+                relay = shared.name,
                 error = error.chain(),
                 "failed to renew leases: no new deliveries start until a renewal succeeds"
             );
@@ -62,17 +62,22 @@ async fn renew_all<S: Source>(flow: &Flow<S>, lease: Duration) -> bool {
 }
 
 /// False if another transaction has locked one of the rows, so that it has to be renewed later.
-fn apply<S: Source>(flow: &Flow<S>, held: &[Arc<Held<S::Item>>], answers: &[Settled], deadline: u64) -> bool {
+fn apply<S: Source>(
+    shared: &Shared<S>,
+    items: &[Arc<InFlightItem<S::Item>>],
+    answers: &[Settled],
+    deadline: u64,
+) -> bool {
     let mut all_answered = true;
-    for (held, answer) in held.iter().zip(answers) {
+    for (item, answer) in items.iter().zip(answers) {
         match answer {
-            Settled::Applied => held.extend(deadline),
-            Settled::LostLease => held.lose(),
+            Settled::Applied => item.extend(deadline),
+            Settled::LostLease => item.lose(),
             Settled::Locked => all_answered = false,
         }
     }
-    let lost = held.iter().zip(answers).filter(|(_, answer)| **answer == Settled::LostLease);
-    lost.for_each(|(held, _)| flow.revoke_run(held));
+    let lost = items.iter().zip(answers).filter(|(_, answer)| **answer == Settled::LostLease);
+    lost.for_each(|(item, _)| shared.in_flight.revoke_run(item));
     all_answered
 }
 

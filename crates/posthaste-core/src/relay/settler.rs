@@ -1,17 +1,20 @@
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::Held;
-use super::flow::{Decided, Flow, Pile};
+use super::completions::{Batch, Completion};
+use super::in_flight::InFlightItem;
+use super::shared::Shared;
+use crate::backoff::{Backoff, doubled};
 use crate::{Disposition, FaultKind, Settled, Settlement, Source, StoreError};
 
-/// The longest wait before an outcome that the store refused is tried again.
+/// The pause after the first failure.
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// The longest pause before an outcome that the store refused is tried again.
 const LONGEST_REFUSED: Duration = Duration::from_secs(30);
 /// How often a release that the store refuses for good is tried again.
 const MOST_RELEASES: u32 = 5;
@@ -19,13 +22,13 @@ const MOST_RELEASES: u32 = 5;
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// Records outcomes in groups, and at the `end` what is left.
-pub(super) async fn settle<S: Source>(flow: Arc<Flow<S>>, end: CancellationToken) {
-    let mut settler = Settler { flow: &*flow, postponed: Vec::new(), linger_until: Instant::now() };
+pub(super) async fn settle<S: Source>(shared: Arc<Shared<S>>, end: CancellationToken) {
+    let mut settler = Settler { shared: &*shared, postponed: Vec::new(), linger_until: Instant::now() };
     while !end.is_cancelled() {
         tokio::select! {
             biased;
             () = end.cancelled() => {}
-            () = gather(&flow) => {}
+            () = gather(&shared) => {}
             () = settler.next_postponed() => {}
         }
         settler.flush(&end).await;
@@ -34,21 +37,21 @@ pub(super) async fn settle<S: Source>(flow: Arc<Flow<S>>, end: CancellationToken
 }
 
 /// Waits for a first outcome, then as long as it pays for more.
-async fn gather<S: Source>(flow: &Flow<S>) {
-    flow.piled.notified().await;
-    let until = Instant::now() + flow.options.settle_linger;
-    while !flow.urgent.swap(false, Ordering::AcqRel) && flow.more_on_the_way() {
-        if timeout_at(until, flow.piled.notified()).await.is_err() {
+async fn gather<S: Source>(shared: &Shared<S>) {
+    shared.completions.added.notified().await;
+    let until = Instant::now() + shared.options.settle_linger;
+    while !shared.completions.take_urgent() && shared.expects_more_completions() {
+        if timeout_at(until, shared.completions.added.notified()).await.is_err() {
             return;
         }
     }
 }
 
 struct Settler<'a, S: Source> {
-    flow: &'a Flow<S>,
+    shared: &'a Shared<S>,
     /// Outcomes that could not be recorded while others could, each with the time of its next try. None is given up:
     /// an item without an outcome on record would be neither done nor due.
-    postponed: Vec<(Instant, Decided<S::Item>)>,
+    postponed: Vec<(Instant, Completion<S::Item>)>,
     /// Outcomes of hot items wait until then for more of them.
     linger_until: Instant,
 }
@@ -65,33 +68,32 @@ impl<S: Source> Settler<'_, S> {
     /// Records everything that waits. Outcomes of hot items stay there until `linger_until`, so that many writers at
     /// once make few statements, or until the `end`.
     async fn flush(&mut self, end: &CancellationToken) {
-        let flow = self.flow;
+        let shared = self.shared;
         // At the end every postponed outcome gets one last try.
         let mut is_last_try = end.is_cancelled();
         loop {
-            while !end.is_cancelled() && flow.nobody_waits() {
+            while !end.is_cancelled() && shared.completions.may_linger(shared.enough_completions()) {
                 tokio::select! {
                     biased;
                     () = end.cancelled() => {}
                     () = sleep_until(self.linger_until) => break,
-                    () = flow.piled.notified() => {}
+                    () = shared.completions.added.notified() => {}
                 }
             }
-            flow.urgent.store(false, Ordering::Release);
-            let Pile { mut decided, released } = flow.take_pile();
+            let Batch { mut completed, released } = shared.completions.take_batch();
             let now = Instant::now();
-            let due = self.postponed.extract_if(.., |(due, _)| is_last_try || *due <= now).map(|(_, decided)| decided);
+            let due = self.postponed.extract_if(.., |(due, _)| is_last_try || *due <= now).map(|(_, completion)| completion);
             // What the store has refused would make it refuse the others, too.
-            let (refused, waited): (Vec<_>, Vec<_>) = due.partition(|decided| decided.refusals > 0);
-            decided.extend(waited);
+            let (refused, waited): (Vec<_>, Vec<_>) = due.partition(|completion| completion.refusals > 0);
+            completed.extend(waited);
             is_last_try = false;
-            if decided.is_empty() && refused.is_empty() && released.is_empty() {
+            if completed.is_empty() && refused.is_empty() && released.is_empty() {
                 return;
             }
-            self.linger_until = now + flow.options.settle_linger;
-            self.record(decided).await;
+            self.linger_until = now + shared.options.settle_linger;
+            self.settle_all(completed).await;
             for one in refused {
-                self.record(vec![one]).await;
+                self.settle_all(vec![one]).await;
             }
             if !released.is_empty() {
                 self.release(released).await;
@@ -101,33 +103,34 @@ impl<S: Source> Settler<'_, S> {
 
     /// Tries until the store answers. Meanwhile nothing is claimed and nothing new is started: what is known must be on
     /// record first.
-    async fn record(&mut self, decided: Vec<Decided<S::Item>>) {
-        let mut failures = 0;
-        while !decided.is_empty() {
-            match self.settle_some(&decided).await {
-                Ok(settled) => return self.apply(decided, settled),
-                Err(error) if error.kind() == FaultKind::Lasting => {
-                    return self.record_one_by_one(decided, &error).await;
+    async fn settle_all(&mut self, completed: Vec<Completion<S::Item>>) {
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+        while !completed.is_empty() {
+            match self.settle_some(&completed).await {
+                Ok(settled) => return self.apply(completed, settled),
+                Err(error) if error.kind() == FaultKind::Permanent => {
+                    return self.settle_one_by_one(completed, &error).await;
                 }
-                Err(error) => self.pause(&error, &mut failures).await,
+                Err(error) => self.pause(&error, &mut backoff).await,
             }
         }
     }
 
     /// The store refused a batch for good: one outcome that cannot be recorded must not keep the others from it. Those that
     /// it refuses one by one, too, are postponed.
-    async fn record_one_by_one(&mut self, decided: Vec<Decided<S::Item>>, error: &StoreError) {
-        let is_alone = decided.len() == 1;
-        let (mut refused, mut succeeded, mut failures) = (Vec::new(), false, 0);
-        for one in decided {
+    async fn settle_one_by_one(&mut self, completed: Vec<Completion<S::Item>>, error: &StoreError) {
+        let is_alone = completed.len() == 1;
+        let (mut refused, mut succeeded) = (Vec::new(), false);
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+        for one in completed {
             let settled = loop {
                 if is_alone {
                     break None;
                 }
                 match self.settle_some(std::slice::from_ref(&one)).await {
                     Ok(settled) => break Some(settled),
-                    Err(error) if error.kind() == FaultKind::Lasting => break None,
-                    Err(error) => self.pause(&error, &mut failures).await,
+                    Err(error) if error.kind() == FaultKind::Permanent => break None,
+                    Err(error) => self.pause(&error, &mut backoff).await,
                 }
             };
             match settled {
@@ -145,98 +148,93 @@ impl<S: Source> Settler<'_, S> {
         }
         for mut one in refused {
             one.refusals += 1;
-            self.flow.meters.refused();
+            self.shared.metrics.refused();
             tracing::error!(
-                relay = self.flow.name,
+                relay = self.shared.name,
                 refusals = one.refusals,
                 error = error.chain(),
                 "the store refuses the outcome of one item: it stays in flight and is tried again"
             );
-            let due = Instant::now() + backoff(one.refusals, LONGEST_REFUSED);
+            let due = Instant::now() + doubled(FIRST_PAUSE, LONGEST_REFUSED, one.refusals);
             self.postponed.push((due, one));
         }
     }
 
     /// The store could not be asked, or did not answer.
-    async fn pause(&self, error: &StoreError, failures: &mut u32) {
+    async fn pause(&self, error: &StoreError, backoff: &mut Backoff) {
         tracing::warn!(
-            relay = self.flow.name,
+            relay = self.shared.name,
             error = error.chain(),
             "failed to settle: no new deliveries start until it succeeds"
         );
-        sleep(backoff(*failures, LONGEST_PAUSE)).await;
-        *failures += 1;
+        sleep(backoff.next_pause()).await;
     }
 
     fn answered(&self, succeeded: bool) {
-        self.flow.backpressure.answered(&self.flow.backpressure.settling, succeeded);
+        self.shared.backpressure.answered(&self.shared.backpressure.settling, succeeded);
         // The claimer waits for room, and for settlements that succeed.
-        self.flow.freed.notify_waiters();
+        self.shared.in_flight.freed.notify_waiters();
     }
 
-    /// One attempt. A panic of the store is an error like any other, so that no outcome is forgotten.
-    async fn settle_some(&self, decided: &[Decided<S::Item>]) -> Result<Vec<Settled>, StoreError> {
-        let settlements = decided.iter().map(|decided| Settlement {
-            claimed: &decided.held.claimed,
-            disposition: &decided.disposition,
-            took: decided.took,
+    /// One attempt. A panic of the store is an error like any other, so that no outcome is orphaned.
+    async fn settle_some(&self, completed: &[Completion<S::Item>]) -> Result<Vec<Settled>, StoreError> {
+        let settlements = completed.iter().map(|completion| Settlement {
+            claimed: &completion.item.claimed,
+            disposition: &completion.disposition,
+            took: completion.took,
         });
         let settlements: Vec<_> = settlements.collect();
-        let (flow, statement) = (self.flow, &self.flow.backpressure.settling);
-        flow.backpressure.sent(statement, flow.clock.now());
-        let settled = AssertUnwindSafe(flow.source.settle(&settlements)).catch_unwind().await;
+        let (shared, statement) = (self.shared, &self.shared.backpressure.settling);
+        shared.backpressure.sent(statement, shared.clock.now());
+        let settled = AssertUnwindSafe(shared.source.settle(&settlements)).catch_unwind().await;
         let settled = settled.unwrap_or_else(|_| Err(panicked("settle")));
         self.answered(settled.is_ok());
         settled
     }
 
-    fn apply(&mut self, decided: Vec<Decided<S::Item>>, settled: Vec<Settled>) {
-        let flow = self.flow;
-        let mut finished = Vec::with_capacity(decided.len());
-        for (mut decided, settled) in decided.into_iter().zip(settled) {
-            flow.meters.settled(&decided.disposition, settled, decided.took);
+    fn apply(&mut self, completed: Vec<Completion<S::Item>>, settled: Vec<Settled>) {
+        let shared = self.shared;
+        let mut finished = Vec::with_capacity(completed.len());
+        for (mut completion, settled) in completed.into_iter().zip(settled) {
+            shared.metrics.settled(&completion.disposition, settled, completion.took);
             match settled {
                 Settled::Locked => {
-                    decided.waits += 1;
-                    self.postponed.push((Instant::now() + backoff(decided.waits, LONGEST_PAUSE), decided));
+                    completion.lock_waits += 1;
+                    let pause = doubled(FIRST_PAUSE, LONGEST_PAUSE, completion.lock_waits);
+                    self.postponed.push((Instant::now() + pause, completion));
                     continue;
                 }
-                Settled::LostLease => flow.revoke_run(&decided.held),
+                Settled::LostLease => shared.in_flight.revoke_run(&completion.item),
                 Settled::Applied => {}
             }
-            if let Disposition::Retry { after, .. } = decided.disposition {
-                flow.expect_due(after);
+            if let Disposition::Retry { after, .. } = completion.disposition {
+                shared.next_due.expect(after);
             }
-            finished.push(decided.held);
+            finished.push(completion.item);
         }
-        flow.backpressure.remove_unsettled(finished.len());
-        flow.forget(&finished);
+        shared.backpressure.remove_unsettled(finished.len());
+        shared.remove(&finished);
     }
 
-    async fn release(&self, released: Vec<Arc<Held<S::Item>>>) {
-        let claims: Vec<_> = released.iter().map(|held| &held.claimed).collect();
-        let mut failures = 0;
-        loop {
-            let answer = AssertUnwindSafe(self.flow.source.release(&claims)).catch_unwind().await;
+    async fn release(&self, released: Vec<Arc<InFlightItem<S::Item>>>) {
+        let claims: Vec<_> = released.iter().map(|item| &item.claimed).collect();
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
+        for attempt in 0.. {
+            let answer = AssertUnwindSafe(self.shared.source.release(&claims)).catch_unwind().await;
             let answer = answer.unwrap_or_else(|_| Err(panicked("release claims")));
             let Err(error) = answer else { break };
-            tracing::warn!(relay = self.flow.name, error = error.chain(), "failed to release claims; trying again");
-            if error.kind() == FaultKind::Lasting && failures >= MOST_RELEASES {
+            tracing::warn!(relay = self.shared.name, error = error.chain(), "failed to release claims; trying again");
+            if error.kind() == FaultKind::Permanent && attempt >= MOST_RELEASES {
                 // Outcomes wait behind this, and leases end by themselves.
                 break;
             }
-            sleep(backoff(failures, LONGEST_PAUSE)).await;
-            failures += 1;
+            sleep(backoff.next_pause()).await;
         }
-        self.flow.expect_due(Duration::ZERO);
-        self.flow.forget(&released);
+        self.shared.next_due.expect(Duration::ZERO);
+        self.shared.remove(&released);
     }
 }
 
 fn panicked(doing: &'static str) -> StoreError {
-    StoreError::new(doing, FaultKind::Lasting, "the store panicked")
-}
-
-fn backoff(failures: u32, longest: Duration) -> Duration {
-    Duration::from_millis(20 << failures.min(16)).min(longest)
+    StoreError::new(doing, FaultKind::Permanent, "the store panicked")
 }

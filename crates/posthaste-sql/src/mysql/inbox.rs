@@ -5,7 +5,7 @@ use posthaste_core::{FaultKind, StoreError};
 use sqlx::{AssertSqlSafe, MySqlPool};
 
 use super::clock::{NOW, micros};
-use super::faults::{TooLong, store_error};
+use super::errors::{TooLong, store_error};
 use super::migrations;
 use super::outbox::{OutboxStore, migrate};
 
@@ -57,7 +57,7 @@ impl Inbox {
         const DOING: &str = "record an event in the inbox";
         for (column, text) in [("listener", listener), ("event_id", event_id)] {
             let fits = TooLong::check(column, text, LONGEST);
-            fits.map_err(|error| StoreError::new(DOING, FaultKind::Lasting, error))?;
+            fits.map_err(|error| StoreError::new(DOING, FaultKind::Permanent, error))?;
         }
         let (connection, _) = transaction.parts();
         match sqlx::query(self.sql(RECORD)).bind(listener).bind(event_id).execute(connection).await {

@@ -4,7 +4,7 @@
 //! processes find it when they look.
 
 mod clock;
-mod faults;
+mod errors;
 mod inbox;
 mod migrations;
 mod outbox;

@@ -3,30 +3,30 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::outbox::{
-    Change, Changed, DeadFilter, DeadHead, InTransaction, Leases, Mode, Notes, OpenError, OutboxRow, Owner, Pool,
-    Purge, Reader, Registration, Store, TableName, Taken, Upkeep, Wanted,
+    RowUpdate, SettledRows, DeadFilter, DeadHead, InTransaction, LeaseSet, Mode, Notes, OpenError, OutboxRow, Owner, Pool,
+    Purge, Reader, Registration, Store, TableName, ClaimedRows, OperatorStore, ClaimRequest,
 };
 use posthaste_core::{Event, FaultKind, StoreError, Wakeup};
 use sqlx::migrate::Migrator;
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, MySqlPool, Transaction};
 
 use super::clock::NOW;
-use super::faults::{commit_error, number, session_error, store_error};
+use super::errors::{commit_error, number, session_error, store_error};
 use super::migrations;
 use crate::begin::begin;
 use crate::migrations::{bring_up, newest};
-use crate::outbox::Patrol;
+use crate::outbox::Sweeper;
 use crate::session::Session;
 
 mod claim;
 mod insert;
 mod lease;
-mod owner;
+mod ownership;
 #[cfg(test)]
 mod plans;
 mod rows;
 mod settle;
-mod upkeep;
+mod operator;
 
 /// Begins a transaction of our own. Whatever the session's isolation is: only rows are locked, never the gaps between them
 /// that the service's writers insert into, and each statement sees what was committed before it.
@@ -41,8 +41,8 @@ const BEGIN_OWN: &str = "SET innodb_lock_wait_timeout = 1 /*M! , idle_transactio
 /// Rows by their numbers, in the order of a bound list, which is a JSON array. Read in this order by every planner, so
 /// who lists numbers in ascending order locks rows in that order, and no index but that of the numbers is ever locked:
 /// nobody waits for another in a circle.
-const ROWS: &str = "JSON_TABLE(?, '$[*]' COLUMNS (id BIGINT PATH '$')) AS wanted
-     STRAIGHT_JOIN {table} FORCE INDEX (PRIMARY) ON seq = wanted.id";
+const ROWS: &str = "JSON_TABLE(?, '$[*]' COLUMNS (id BIGINT PATH '$')) AS listed
+     STRAIGHT_JOIN {table} FORCE INDEX (PRIMARY) ON seq = listed.id";
 
 /// An outbox table on MySQL or MariaDB. It lies in the service's own database.
 ///
@@ -56,7 +56,7 @@ pub struct OutboxStore {
     renewals: Session<MySql>,
     table: TableName,
     mode: Mode,
-    patrol: Patrol,
+    sweeper: Sweeper,
 }
 
 #[async_trait]
@@ -73,7 +73,7 @@ impl Pool<OutboxStore> for MySqlPool {
             migrate(self, &table, &migrations::ordered(&table)).await?;
         }
         let [claims, settlements, renewals] = [(); 3].map(|()| Session::beside(self));
-        Ok(OutboxStore { pool: self.clone(), claims, settlements, renewals, table, mode, patrol: Patrol::new() })
+        Ok(OutboxStore { pool: self.clone(), claims, settlements, renewals, table, mode, sweeper: Sweeper::new() })
     }
 }
 
@@ -98,8 +98,8 @@ pub(super) async fn migrate(pool: &MySqlPool, table: &TableName, migrator: &Migr
     // Tables are not created in transactions here, and the lock that sqlx takes is none on MariaDB.
     let name = sqlx::query_scalar("SELECT CONCAT(LEFT(SHA1(DATABASE()), 12), ':', ?)").bind(table.as_str());
     let name: String = name.fetch_one(&mut *connection).await.map_err(failed)?;
-    let lock = sqlx::query("SELECT GET_LOCK(?, 3600)").bind(&name).execute(&mut *connection);
-    lock.await.map_err(failed)?;
+    let claim_id = sqlx::query("SELECT GET_LOCK(?, 3600)").bind(&name).execute(&mut *connection);
+    claim_id.await.map_err(failed)?;
     let found = newest_made(&mut connection, migrator).await.map_err(failed)?;
     // `run_direct` is `run` on a connection: the one that holds the lock, for a pool may have but one.
     let brought_up = bring_up(migrator, table, found, migrator.run_direct(None, &mut *connection, false)).await;
@@ -170,13 +170,13 @@ impl Store for OutboxStore {
         self.register_reader(reader, lease).await.map_err(|error| store_error("open the outbox", error))
     }
 
-    async fn own(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
+    async fn acquire_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
         self.take_ownership(owner, lease)
             .await
             .map_err(|error| session_error("take the ownership of the outbox", error))
     }
 
-    async fn disown(&self, owner: &str) -> Result<(), StoreError> {
+    async fn release_ownership(&self, owner: &str) -> Result<(), StoreError> {
         self.end_ownership(owner).await.map_err(|error| session_error("give up the ownership of the outbox", error))
     }
 
@@ -196,9 +196,9 @@ impl Store for OutboxStore {
         &self,
         connection: &mut MySqlConnection,
         events: &[&Event],
-        lock: Option<&str>,
+        claim_id: Option<&str>,
     ) -> Result<Vec<i64>, StoreError> {
-        self.insert_all(connection, events, lock).await.map_err(|error| store_error("write to the outbox", error))
+        self.insert_all(connection, events, claim_id).await.map_err(|error| store_error("write to the outbox", error))
     }
 
     async fn surviving(&self, connection: &mut MySqlConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
@@ -219,33 +219,33 @@ impl Store for OutboxStore {
         Ok(surviving)
     }
 
-    async fn take(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
+    async fn claim(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, StoreError> {
         let taken = match self.mode {
-            Mode::MultiNode => self.lease_due(wanted).await,
-            Mode::Ordered(_) => self.lease_runs(wanted).await,
-            Mode::SingleNode | Mode::WriterOnly => self.read_due(wanted).await,
+            Mode::MultiNode => self.lease_due(request).await,
+            Mode::Ordered(_) => self.lease_runs(request).await,
+            Mode::SingleNode | Mode::WriterOnly => self.read_due(request).await,
         };
         taken.map_err(|error| session_error("claim from the outbox", error))
     }
 
-    async fn mark_started(&self, lock: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
-        let marked = self.start_suspects(lock, started, rows).await;
+    async fn mark_started(&self, claim_id: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        let marked = self.start_suspects(claim_id, started, rows).await;
         marked.map_err(|error| session_error("claim from the outbox", error))
     }
 
-    async fn next_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, StoreError> {
-        self.first_due(wanted).await.map_err(|error| session_error("claim from the outbox", error))
+    async fn next_due(&self, request: &ClaimRequest<'_>) -> Result<Option<Duration>, StoreError> {
+        self.first_due(request).await.map_err(|error| session_error("claim from the outbox", error))
     }
 
-    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<Changed, StoreError> {
-        self.change(fences, changes).await.map_err(|error| session_error("settle in the outbox", error))
+    async fn settle(&self, fencing_tokens: &[String], changes: &[RowUpdate]) -> Result<SettledRows, StoreError> {
+        self.change(fencing_tokens, changes).await.map_err(|error| session_error("settle in the outbox", error))
     }
 
-    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<Changed, StoreError> {
-        self.renew_leases(locks, rows).await.map_err(|error| session_error("renew leases", error))
+    async fn renew(&self, claim_ids: &[String], rows: &[i64]) -> Result<SettledRows, StoreError> {
+        self.renew_leases(claim_ids, rows).await.map_err(|error| session_error("renew leases", error))
     }
 
-    async fn release(&self, leases: &Leases<'_>) -> Result<HashSet<i64>, StoreError> {
+    async fn release(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, StoreError> {
         self.release_leases(leases).await.map_err(|error| session_error("release leases", error))
     }
 
@@ -271,7 +271,7 @@ impl Store for OutboxStore {
 }
 
 #[async_trait]
-impl Upkeep for OutboxStore {
+impl OperatorStore for OutboxStore {
     async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
         self.find_row(event_id).await.map_err(|error| store_error("find an event in the outbox", error))
     }
@@ -284,8 +284,8 @@ impl Upkeep for OutboxStore {
         self.count_dead_rows(filter).await.map_err(|error| store_error("count the dead events of the outbox", error))
     }
 
-    async fn replay(&self, filter: &DeadFilter, behind: i64, limit: usize) -> Result<(u64, i64), StoreError> {
-        let replayed = self.replay_dead(filter, behind, limit).await;
+    async fn replay(&self, filter: &DeadFilter, after: i64, limit: usize) -> Result<(u64, i64), StoreError> {
+        let replayed = self.replay_dead(filter, after, limit).await;
         replayed.map_err(|error| store_error("replay dead events of the outbox", error))
     }
 

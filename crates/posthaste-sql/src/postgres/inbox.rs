@@ -5,7 +5,7 @@ use posthaste_core::outbox::{InTransaction, OpenError, TableName};
 use sqlx::{AssertSqlSafe, PgPool};
 
 use super::clock::micros;
-use super::faults::store_error;
+use super::errors::store_error;
 use super::migrations;
 use super::outbox::{OutboxStore, migrate};
 

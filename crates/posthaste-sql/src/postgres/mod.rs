@@ -1,7 +1,7 @@
 //! Posthaste on PostgreSQL: the outbox, on the pool that the service already has.
 
 mod clock;
-mod faults;
+mod errors;
 mod inbox;
 mod migrations;
 mod outbox;

@@ -3,8 +3,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::outbox::{
-    Change, Changed, DeadFilter, DeadHead, InTransaction, Leases, Mode, Notes, OpenError, OutboxRow, Owner, Pool,
-    Purge, Reader, Registration, Store, TableName, Taken, Upkeep, Wanted,
+    RowUpdate, SettledRows, DeadFilter, DeadHead, InTransaction, LeaseSet, Mode, Notes, OpenError, OutboxRow, Owner, Pool,
+    Purge, Reader, Registration, Store, TableName, ClaimedRows, OperatorStore, ClaimRequest,
 };
 use posthaste_core::{Event, StoreError, Wakeup};
 use sqlx::migrate::Migrator;
@@ -12,22 +12,22 @@ use sqlx::postgres::{PgListener, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Postgres, Transaction};
 
 use super::clock::NOW;
-use super::faults::{commit_error, session_error, store_error};
+use super::errors::{commit_error, session_error, store_error};
 use super::migrations;
 use crate::begin::begin;
 use crate::migrations::bring_up;
-use crate::outbox::Patrol;
+use crate::outbox::Sweeper;
 use crate::session::Session;
 
 mod claim;
 mod insert;
 mod lease;
-mod owner;
+mod ownership;
 #[cfg(test)]
 mod plans;
 mod rows;
 mod settle;
-mod upkeep;
+mod operator;
 
 /// An outbox table on PostgreSQL. It lies in the service's own database.
 ///
@@ -41,7 +41,7 @@ pub struct OutboxStore {
     renewals: Session<Postgres>,
     table: TableName,
     mode: Mode,
-    patrol: Patrol,
+    sweeper: Sweeper,
 }
 
 #[async_trait]
@@ -58,7 +58,7 @@ impl Pool<OutboxStore> for PgPool {
             migrate(self, &table, &migrations::ordered(&table)).await?;
         }
         let [claims, settlements, renewals] = [(); 3].map(|()| Session::beside(self));
-        Ok(OutboxStore { pool: self.clone(), claims, settlements, renewals, table, mode, patrol: Patrol::new() })
+        Ok(OutboxStore { pool: self.clone(), claims, settlements, renewals, table, mode, sweeper: Sweeper::new() })
     }
 }
 
@@ -116,13 +116,13 @@ impl Store for OutboxStore {
         self.register_reader(reader, lease).await.map_err(|error| store_error("open the outbox", error))
     }
 
-    async fn own(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
+    async fn acquire_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
         self.take_ownership(owner, lease)
             .await
             .map_err(|error| session_error("take the ownership of the outbox", error))
     }
 
-    async fn disown(&self, owner: &str) -> Result<(), StoreError> {
+    async fn release_ownership(&self, owner: &str) -> Result<(), StoreError> {
         self.end_ownership(owner).await.map_err(|error| session_error("give up the ownership of the outbox", error))
     }
 
@@ -142,9 +142,9 @@ impl Store for OutboxStore {
         &self,
         connection: &mut PgConnection,
         events: &[&Event],
-        lock: Option<&str>,
+        claim_id: Option<&str>,
     ) -> Result<Vec<i64>, StoreError> {
-        self.insert_all(connection, events, lock).await.map_err(|error| store_error("write to the outbox", error))
+        self.insert_all(connection, events, claim_id).await.map_err(|error| store_error("write to the outbox", error))
     }
 
     async fn surviving(&self, connection: &mut PgConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
@@ -155,33 +155,33 @@ impl Store for OutboxStore {
         Ok(rows.iter().copied().collect())
     }
 
-    async fn take(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
+    async fn claim(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, StoreError> {
         let taken = match self.mode {
-            Mode::MultiNode => self.lease_due(wanted).await,
-            Mode::Ordered(_) => self.lease_runs(wanted).await,
-            Mode::SingleNode | Mode::WriterOnly => self.read_due(wanted).await,
+            Mode::MultiNode => self.lease_due(request).await,
+            Mode::Ordered(_) => self.lease_runs(request).await,
+            Mode::SingleNode | Mode::WriterOnly => self.read_due(request).await,
         };
         taken.map_err(|error| session_error("claim from the outbox", error))
     }
 
-    async fn mark_started(&self, lock: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
-        let marked = self.start_suspects(lock, started, rows).await;
+    async fn mark_started(&self, claim_id: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        let marked = self.start_suspects(claim_id, started, rows).await;
         marked.map_err(|error| session_error("claim from the outbox", error))
     }
 
-    async fn next_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, StoreError> {
-        self.first_due(wanted).await.map_err(|error| session_error("claim from the outbox", error))
+    async fn next_due(&self, request: &ClaimRequest<'_>) -> Result<Option<Duration>, StoreError> {
+        self.first_due(request).await.map_err(|error| session_error("claim from the outbox", error))
     }
 
-    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<Changed, StoreError> {
-        self.change(fences, changes).await.map_err(|error| session_error("settle in the outbox", error))
+    async fn settle(&self, fencing_tokens: &[String], changes: &[RowUpdate]) -> Result<SettledRows, StoreError> {
+        self.change(fencing_tokens, changes).await.map_err(|error| session_error("settle in the outbox", error))
     }
 
-    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<Changed, StoreError> {
-        self.renew_leases(locks, rows).await.map_err(|error| session_error("renew leases", error))
+    async fn renew(&self, claim_ids: &[String], rows: &[i64]) -> Result<SettledRows, StoreError> {
+        self.renew_leases(claim_ids, rows).await.map_err(|error| session_error("renew leases", error))
     }
 
-    async fn release(&self, leases: &Leases<'_>) -> Result<HashSet<i64>, StoreError> {
+    async fn release(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, StoreError> {
         self.release_leases(leases).await.map_err(|error| session_error("release leases", error))
     }
 
@@ -219,7 +219,7 @@ impl Store for OutboxStore {
 }
 
 #[async_trait]
-impl Upkeep for OutboxStore {
+impl OperatorStore for OutboxStore {
     async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
         self.find_row(event_id).await.map_err(|error| store_error("find an event in the outbox", error))
     }
@@ -232,8 +232,8 @@ impl Upkeep for OutboxStore {
         self.count_dead_rows(filter).await.map_err(|error| store_error("count the dead events of the outbox", error))
     }
 
-    async fn replay(&self, filter: &DeadFilter, behind: i64, limit: usize) -> Result<(u64, i64), StoreError> {
-        let replayed = self.replay_dead(filter, behind, limit).await;
+    async fn replay(&self, filter: &DeadFilter, after: i64, limit: usize) -> Result<(u64, i64), StoreError> {
+        let replayed = self.replay_dead(filter, after, limit).await;
         replayed.map_err(|error| store_error("replay dead events of the outbox", error))
     }
 

@@ -6,7 +6,7 @@ use posthaste_core::{Event, StoreError};
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
 use super::database::Database;
-use super::faults::store_error;
+use super::errors::store_error;
 use super::outbox::{Ingested, OutboxStore, fill};
 use super::unreadable::readable;
 

@@ -11,7 +11,7 @@ use sqlx::sqlite::{
     SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
 
-use super::faults::store_error;
+use super::errors::store_error;
 use super::migrations;
 use super::turn::{BUSY_TIMEOUT, Turn};
 use super::writer::{WriteError, Writer};

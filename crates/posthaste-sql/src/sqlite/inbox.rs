@@ -7,7 +7,7 @@ use sqlx::sqlite::SqlitePool;
 
 use super::clock::{NOW_MS, millis};
 use super::database::Database;
-use super::faults::store_error;
+use super::errors::store_error;
 use super::migrations;
 use super::outbox::{OutboxStore, beside};
 

@@ -7,7 +7,7 @@ use sqlx::AssertSqlSafe;
 
 use super::clock::{NOW_MS, span};
 use super::database::Database;
-use super::faults::store_error;
+use super::errors::store_error;
 use super::log::Log;
 
 /// The event types with pending rows by way of the index, and the due time of the first row of each.

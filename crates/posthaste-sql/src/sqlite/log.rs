@@ -137,7 +137,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// For what this crate wrote into the database itself and can no longer read.
 fn unreadable(doing: &'static str, source: impl Into<posthaste_core::BoxError>) -> StoreError {
-    StoreError::new(doing, FaultKind::Lasting, source)
+    StoreError::new(doing, FaultKind::Permanent, source)
 }
 
 /// As stored: NULL where there are none, which is the most common case.

@@ -3,7 +3,7 @@
 mod channels;
 mod clock;
 mod database;
-mod faults;
+mod errors;
 mod inbox;
 mod lag;
 mod letters;

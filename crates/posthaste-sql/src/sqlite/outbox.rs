@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::outbox::{
-    Change, Changed, DeadFilter, DeadHead, InTransaction, Leases, Mode, Notes, OpenError, OutboxRow, Owner, Pool,
-    Purge, Reader, Registration, Store, TableName, Taken, Upkeep, Wanted,
+    RowUpdate, SettledRows, DeadFilter, DeadHead, InTransaction, LeaseSet, Mode, Notes, OpenError, OutboxRow, Owner, Pool,
+    Purge, Reader, Registration, Store, TableName, ClaimedRows, OperatorStore, ClaimRequest,
 };
 use posthaste_core::{Event, FaultKind, StoreError, Wakeup};
 use serde::Serialize;
@@ -14,21 +14,21 @@ use sqlx::{AssertSqlSafe, Sqlite, SqliteConnection};
 
 use super::clock::{NOW_MS, NOW_TEXT};
 use super::database::{self, Database};
-use super::faults::{commit_error, store_error};
+use super::errors::{commit_error, store_error};
 use super::migrations;
-use crate::outbox::Patrol;
+use crate::outbox::Sweeper;
 
 mod claim;
 mod insert;
 mod lease;
-mod nameless;
-mod owner;
+mod undecodable;
+mod ownership;
 #[cfg(test)]
 mod plans;
 mod rows;
 mod settle;
 mod transaction;
-mod upkeep;
+mod operator;
 
 pub use insert::Ingested;
 pub use transaction::Transaction;
@@ -46,7 +46,7 @@ struct Shared {
     service: Option<SqlitePool>,
     table: TableName,
     mode: Mode,
-    patrol: Patrol,
+    sweeper: Sweeper,
     /// Single node: in whose name this process last owned the table.
     owner: Mutex<Option<String>>,
 }
@@ -82,7 +82,7 @@ pub(super) async fn beside(pool: &SqlitePool) -> Result<Database, OpenError> {
     let options = pool.connect_options().as_ref().clone();
     Database::open_with(options.read_only(false).shared_cache(false)).await.map_err(|error| match error {
         database::OpenError::Unreachable { source, .. } => store_error("open the database", source).into(),
-        error => StoreError::new("open the database", FaultKind::Lasting, error).into(),
+        error => StoreError::new("open the database", FaultKind::Permanent, error).into(),
     })
 }
 
@@ -105,8 +105,8 @@ impl OutboxStore {
         if matches!(mode, Mode::Ordered(_)) {
             database.migrate(&table, migrations::ordered(&table)).await?;
         }
-        let (patrol, owner) = (Patrol::new(), Mutex::default());
-        Ok(Self(Arc::new(Shared { database, service, table, mode, patrol, owner })))
+        let (sweeper, owner) = (Sweeper::new(), Mutex::default());
+        Ok(Self(Arc::new(Shared { database, service, table, mode, sweeper, owner })))
     }
 
     /// Fills in the table's name, as the migrations do, and the database's clock, and what is unfinished.
@@ -151,11 +151,11 @@ impl Store for OutboxStore {
         self.register_reader(reader, lease).await
     }
 
-    async fn own(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
+    async fn acquire_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
         self.take_ownership(owner, lease).await
     }
 
-    async fn disown(&self, owner: &str) -> Result<(), StoreError> {
+    async fn release_ownership(&self, owner: &str) -> Result<(), StoreError> {
         self.end_ownership(owner).await
     }
 
@@ -163,7 +163,7 @@ impl Store for OutboxStore {
         const DOING: &str = "begin a transaction";
         let Some(service) = &self.0.service else {
             let remedy = "this outbox has no pool of a service: open it from one";
-            return Err(StoreError::new(DOING, FaultKind::Lasting, remedy));
+            return Err(StoreError::new(DOING, FaultKind::Permanent, remedy));
         };
         Transaction::begin(service, self.0.database.turn()).await.map_err(|error| store_error(DOING, error))
     }
@@ -180,9 +180,9 @@ impl Store for OutboxStore {
         &self,
         connection: &mut SqliteConnection,
         events: &[&Event],
-        lock: Option<&str>,
+        claim_id: Option<&str>,
     ) -> Result<Vec<i64>, StoreError> {
-        self.insert_all(connection, events, lock).await.map_err(|error| store_error("write to the outbox", error))
+        self.insert_all(connection, events, claim_id).await.map_err(|error| store_error("write to the outbox", error))
     }
 
     /// SQLite refuses the COMMIT of what it has rolled back itself, and says so.
@@ -190,37 +190,37 @@ impl Store for OutboxStore {
         Ok(rows.iter().copied().collect())
     }
 
-    async fn take(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
+    async fn claim(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, StoreError> {
         match self.0.mode.leases_rows() {
-            true => self.lease_due(wanted).await,
-            false => self.read_due(wanted).await.map_err(|error| store_error("claim from the outbox", error)),
+            true => self.lease_due(request).await,
+            false => self.read_due(request).await.map_err(|error| store_error("claim from the outbox", error)),
         }
     }
 
-    async fn next_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, StoreError> {
-        self.first_due(wanted).await.map_err(|error| store_error("claim from the outbox", error))
+    async fn next_due(&self, request: &ClaimRequest<'_>) -> Result<Option<Duration>, StoreError> {
+        self.first_due(request).await.map_err(|error| store_error("claim from the outbox", error))
     }
 
-    async fn mark_started(&self, lock: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+    async fn mark_started(&self, claim_id: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
         const DOING: &str = "claim from the outbox";
         let failed = |error| store_error(DOING, error);
-        let binds = vec![json(&[lock]).map_err(failed)?, json(rows).map_err(failed)?, started.to_owned()];
+        let binds = vec![json(&[claim_id]).map_err(failed)?, json(rows).map_err(failed)?, started.to_owned()];
         self.change_leases(DOING, lease::MARK_STARTED.to_owned(), binds).await
     }
 
-    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<Changed, StoreError> {
-        self.change(fences, changes).await
+    async fn settle(&self, fencing_tokens: &[String], changes: &[RowUpdate]) -> Result<SettledRows, StoreError> {
+        self.change(fencing_tokens, changes).await
     }
 
-    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<Changed, StoreError> {
+    async fn renew(&self, claim_ids: &[String], rows: &[i64]) -> Result<SettledRows, StoreError> {
         const DOING: &str = "renew leases";
         let failed = |error| store_error(DOING, error);
-        let binds = vec![json(locks).map_err(failed)?, json(rows).map_err(failed)?];
+        let binds = vec![json(claim_ids).map_err(failed)?, json(rows).map_err(failed)?];
         let rows = self.change_leases(DOING, lease::RENEW.to_owned(), binds).await?;
-        Ok(Changed { rows, locked: HashSet::new() })
+        Ok(SettledRows { rows, locked: HashSet::new() })
     }
 
-    async fn release(&self, leases: &Leases<'_>) -> Result<HashSet<i64>, StoreError> {
+    async fn release(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, StoreError> {
         self.release_leases(leases).await
     }
 
@@ -233,7 +233,7 @@ impl Store for OutboxStore {
         let failed = |error| store_error("list the pending event types of the outbox", error);
         let (types, nameless) = self.due_types().await.map_err(failed)?;
         if !nameless.is_empty() {
-            self.bury_nameless(nameless).await;
+            self.mark_undecodable_dead(nameless).await;
         }
         Ok(types)
     }
@@ -253,7 +253,7 @@ impl Store for OutboxStore {
 }
 
 #[async_trait]
-impl Upkeep for OutboxStore {
+impl OperatorStore for OutboxStore {
     async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
         self.find_row(event_id).await.map_err(|error| store_error("find an event in the outbox", error))
     }
@@ -266,8 +266,8 @@ impl Upkeep for OutboxStore {
         self.count_dead_rows(filter).await.map_err(|error| store_error("count the dead events of the outbox", error))
     }
 
-    async fn replay(&self, filter: &DeadFilter, behind: i64, limit: usize) -> Result<(u64, i64), StoreError> {
-        self.replay_dead(filter, behind, limit).await
+    async fn replay(&self, filter: &DeadFilter, after: i64, limit: usize) -> Result<(u64, i64), StoreError> {
+        self.replay_dead(filter, after, limit).await
     }
 
     async fn discard(&self, event_id: &str) -> Result<bool, StoreError> {

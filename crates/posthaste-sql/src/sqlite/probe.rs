@@ -46,7 +46,7 @@ pub async fn drain_outbox(database: &Database, table: &TableName, batch: usize) 
             .bind(limit)
             .fetch_all(database.readers())
             .await
-            .map_err(|error| super::faults::store_error("read the outbox", error))?;
+            .map_err(|error| super::errors::store_error("read the outbox", error))?;
         if rows.is_empty() {
             return Ok(drained);
         }

@@ -5,7 +5,7 @@ use sqlx::{AssertSqlSafe, QueryBuilder, Sqlite};
 
 use super::clock::{NOW_MS, time};
 use super::database::Database;
-use super::faults::store_error;
+use super::errors::store_error;
 use super::unreadable::readable;
 use crate::registry::{Definition, Page, PageRequest, RegistryError, Subscription};
 

@@ -12,7 +12,7 @@ use sqlx::{ConnectOptions, Connection};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep};
 
-use super::faults::{is_certain, is_locked};
+use super::errors::{is_certain, is_locked};
 use super::turn::{BUSY_TIMEOUT, Turn};
 
 /// How many jobs share one commit at most: bounds how long the first of them waits.

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use posthaste_core::outbox::{Mode, Reader, Store, Upkeep};
+use posthaste_core::outbox::{Mode, Reader, Store, OperatorStore};
 use posthaste_core::{Disposition, Event, Failure, Settled, Source};
 use posthaste_sql::TableName;
 use sqlx::AssertSqlSafe;
@@ -81,7 +81,7 @@ async fn times_are_in_utc_whatever_the_session_says() {
         transaction.commit().await.unwrap();
         let source = outbox.dispatcher_source();
         assert_eq!(ids(&source.claim(1).await.unwrap().items), ["plain"]);
-        assert_eq!(ids(&source.claim(1).await.unwrap().items), ["ours"], "also behind a position");
+        assert_eq!(ids(&source.claim(1).await.unwrap().items), ["ours"], "also after a position");
         for id in ["plain", "ours"] {
             let row = outbox.store().find(id).await.unwrap().unwrap();
             let age = chrono::Utc::now() - row.created_at;

@@ -1,4 +1,4 @@
-use posthaste_core::outbox::{self, Mode, Upkeep};
+use posthaste_core::outbox::{self, Mode, OperatorStore};
 use posthaste_sql::TableName;
 use posthaste_sql::sqlite::{OpenError, migrations};
 use sqlx::AssertSqlSafe;

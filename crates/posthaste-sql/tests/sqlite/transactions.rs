@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use posthaste_core::outbox::{Change, Mode, OpenError, OutboxStatus, Pool, Reader, Store, Table, Upkeep};
+use posthaste_core::outbox::{RowUpdate, Mode, OpenError, OutboxStatus, Pool, Reader, Store, Table, OperatorStore};
 use posthaste_core::{Event, FaultKind, Source};
 use posthaste_sql::TableName;
 use posthaste_sql::sqlite::OutboxStore;
@@ -29,23 +29,23 @@ async fn a_commit_is_kept_and_everything_else_is_undone() {
     let file = File::new();
     let pool = file.pool().await;
     let store = open(&pool).await;
-    let write = |id: &'static str, lock: Option<&'static str>| {
+    let write = |id: &'static str, claim_id: Option<&'static str>| {
         let store = store.clone();
         async move {
             let mut transaction = store.begin().await.unwrap();
-            store.insert(&mut transaction, &[&event(id, "t", "{}")], lock).await.unwrap();
+            store.insert(&mut transaction, &[&event(id, "t", "{}")], claim_id).await.unwrap();
             transaction
         }
     };
     store.commit(write("committed", None).await).await.unwrap();
     store.rollback(write("rolled-back", None).await).await.unwrap();
     drop(write("dropped", None).await);
-    store.commit(write("leased", Some("lock")).await).await.unwrap();
+    store.commit(write("leased", Some("claim_id")).await).await.unwrap();
     for (id, is_there) in [("committed", true), ("rolled-back", false), ("dropped", false), ("leased", true)] {
         assert_eq!(store.find(id).await.unwrap().is_some(), is_there, "{id}");
     }
     let leased = store.find("leased").await.unwrap().unwrap();
-    assert_eq!(leased.locked_by.as_deref(), Some("lock"));
+    assert_eq!(leased.locked_by.as_deref(), Some("claim_id"));
     assert_eq!(leased.locked_at, Some(leased.created_at), "born leased");
     let source = Table::open(store, Reader::Dispatcher, LEASE).await.unwrap().dispatcher_source();
     assert_eq!(ids(&source.claim(10).await.unwrap().items), ["committed"]);
@@ -57,7 +57,7 @@ async fn a_database_without_a_service_has_no_transactions_for_one() {
     let file = File::new();
     let store = file.open().await.outbox(TableName::default(), Mode::SingleNode).await.unwrap();
     let error = store.begin().await.err().unwrap();
-    assert_eq!(error.kind(), FaultKind::Lasting);
+    assert_eq!(error.kind(), FaultKind::Permanent);
     assert!(error.chain().contains("pool of a service"), "{}", error.chain());
 }
 
@@ -131,13 +131,13 @@ async fn a_transaction_that_is_kept_for_too_long_fails_what_waits_and_nothing_el
     let store = open(&pool).await;
     store.register(Reader::Dispatcher, LEASE).await.unwrap();
     let mut kept = store.begin().await.unwrap();
-    let seq = store.insert(&mut kept, &[&event("1", "t", "{}")], Some("lock")).await.unwrap()[0];
-    let done = Change { seq, status: OutboxStatus::Done, attempts: None, wait: None, error: None };
-    let fences = ["lock".to_owned()];
-    let error = store.record(&fences, std::slice::from_ref(&done)).await.unwrap_err();
-    assert_eq!(error.kind(), FaultKind::Passing, "{}", error.chain());
+    let seq = store.insert(&mut kept, &[&event("1", "t", "{}")], Some("claim_id")).await.unwrap()[0];
+    let done = RowUpdate { seq, status: OutboxStatus::Done, attempts: None, wait: None, error: None };
+    let fencing_tokens = ["claim_id".to_owned()];
+    let error = store.settle(&fencing_tokens, std::slice::from_ref(&done)).await.unwrap_err();
+    assert_eq!(error.kind(), FaultKind::Transient, "{}", error.chain());
     store.commit(kept).await.unwrap();
-    assert_eq!(store.record(&fences, &[done]).await.unwrap().rows.len(), 1);
+    assert_eq!(store.settle(&fencing_tokens, &[done]).await.unwrap().rows.len(), 1);
 }
 
 #[tokio::test]
@@ -153,7 +153,7 @@ async fn a_deferred_constraint_fails_the_commit_and_leaves_nothing_open() {
     sqlx::query("INSERT INTO child VALUES (1)").execute(&mut *transaction).await.unwrap();
     store.insert(&mut transaction, &[&event("1", "t", "{}")], None).await.unwrap();
     let error = store.commit(transaction).await.unwrap_err();
-    assert_eq!(error.kind(), FaultKind::Lasting, "it is known not to have committed: {}", error.chain());
+    assert_eq!(error.kind(), FaultKind::Permanent, "it is known not to have committed: {}", error.chain());
     assert!(store.find("1").await.unwrap().is_none());
     let mut next = store.begin().await.unwrap();
     store.insert(&mut next, &[&event("1", "t", "{}")], None).await.unwrap();
@@ -173,7 +173,7 @@ async fn a_connection_whose_transaction_ended_by_itself_is_replaced() {
         store.insert(&mut transaction, &[&event("1", "t", "{}")], None).await.unwrap();
         sqlx::query("ROLLBACK").execute(&mut *transaction).await.unwrap();
         match commits {
-            true => assert_eq!(store.commit(transaction).await.unwrap_err().kind(), FaultKind::Passing),
+            true => assert_eq!(store.commit(transaction).await.unwrap_err().kind(), FaultKind::Transient),
             false => drop(transaction),
         }
         for id in ["2", "3"] {

@@ -3,8 +3,8 @@ use std::ops::Bound;
 
 use posthaste_core::Event;
 use posthaste_core::outbox::{
-    DEAD_AFTER_LOSSES, DeadHead, MAX_CLAIM_BYTES, Met, Mode, OutboxStatus, Pending, Position, STARTED, SUSPECT_GROUP,
-    Taken, Wanted, choose_runs, lease_lost_error,
+    DEAD_AFTER_LOSSES, DeadHead, MAX_CLAIM_BYTES, Candidate, Mode, OutboxStatus, ClaimedRow, Position, STARTED, SUSPECT_GROUP,
+    ClaimedRows, ClaimRequest, select_runs, lease_lost_error,
 };
 
 use super::table::{MemoryTable, Row};
@@ -16,30 +16,30 @@ const SOONEST_TAKEOVER: i64 = 100_000;
 /// One claim's look at a table.
 pub(super) struct Look<'a> {
     mode: Mode,
-    wanted: &'a Wanted<'a>,
-    left_out: HashSet<i64>,
+    request: &'a ClaimRequest<'a>,
+    in_flight: HashSet<i64>,
     now: i64,
 }
 
 impl<'a> Look<'a> {
-    pub(super) fn new(mode: Mode, wanted: &'a Wanted<'a>, now: i64) -> Self {
-        Self { mode, wanted, left_out: wanted.left_out.iter().copied().collect(), now }
+    pub(super) fn new(mode: Mode, request: &'a ClaimRequest<'a>, now: i64) -> Self {
+        Self { mode, request, in_flight: request.in_flight.iter().copied().collect(), now }
     }
 
     /// Whether this claim could take it once it is due.
     fn may_have(&self, row: &Row) -> bool {
-        let lease = in_micros(self.wanted.lease);
+        let lease = in_micros(self.request.lease);
         let is_believed = row.locked_at <= self.now + lease / 10;
         let is_leased = row.locked_by.is_some() && is_believed && self.now < row.locked_at + lease;
         row.is_pending()
             && !is_leased
-            && self.wanted.event_type.is_none_or(|event_type| event_type == row.event.event_type())
-            && (self.wanted.suspects || !self.is_suspect(row))
-            && !self.left_out.contains(&row.seq)
+            && self.request.event_type.is_none_or(|event_type| event_type == row.event.event_type())
+            && (self.request.allow_suspects || !self.is_suspect(row))
+            && !self.in_flight.contains(&row.seq)
     }
 
     fn is_due(&self, row: &Row) -> bool {
-        row.available_at <= self.now && row.created_at <= self.now - in_micros(self.wanted.skip_recent)
+        row.available_at <= self.now && row.created_at <= self.now - in_micros(self.request.skip_recent)
     }
 
     /// Of a row that is not leased now: whether it lost a lease.
@@ -49,7 +49,7 @@ impl<'a> Look<'a> {
 
     /// Of a row that is not leased now: how many leases it lost, with the one that is taken over.
     fn losses(&self, row: &Row) -> u32 {
-        let counts = |lock: &String| row.lease_losses == 0 || lock.ends_with(STARTED);
+        let counts = |claim_id: &String| row.lease_losses == 0 || claim_id.ends_with(STARTED);
         row.lease_losses + u32::from(row.locked_by.as_ref().is_some_and(counts))
     }
 
@@ -70,20 +70,20 @@ struct Choice {
 }
 
 impl MemoryTable {
-    pub(super) fn take(&mut self, look: &Look<'_>) -> Taken {
+    pub(super) fn take(&mut self, look: &Look<'_>) -> ClaimedRows {
         let Choice { taken, more, last } = match look.mode {
             Mode::Ordered(_) => self.choose_by_key(look),
             _ => self.choose(look),
         };
         let rows = taken.into_iter().filter_map(|seq| self.hand_out(seq, look)).collect();
-        Taken { rows, more, last, is_held_up: false }
+        ClaimedRows { rows, more, last, is_held_up: false }
     }
 
     fn choose(&self, look: &Look<'_>) -> Choice {
         let mut choice = Choice::default();
         let (mut weight, mut group) = (0, None);
-        let behind = look.wanted.behind.map_or(Bound::Unbounded, Bound::Excluded);
-        for position in self.pending.range((behind, Bound::Unbounded)).take_while(|at| at.due <= look.now) {
+        let after = look.request.after.map_or(Bound::Unbounded, Bound::Excluded);
+        for position in self.pending.range((after, Bound::Unbounded)).take_while(|at| at.due <= look.now) {
             let Some(row) = self.row(position.seq).filter(|row| look.may_have(row) && look.is_due(row)) else {
                 continue;
             };
@@ -94,8 +94,8 @@ impl MemoryTable {
                 continue;
             }
             let limit = match group {
-                0 => look.wanted.limit,
-                1 => look.wanted.limit.min(SUSPECT_GROUP),
+                0 => look.request.limit,
+                1 => look.request.limit.min(SUSPECT_GROUP),
                 _ => 1,
             };
             choice.more = weight >= MAX_CLAIM_BYTES;
@@ -111,18 +111,18 @@ impl MemoryTable {
 
     fn choose_by_key(&self, look: &Look<'_>) -> Choice {
         let mut met = self.meet(look);
-        let is_cut = met.len() > look.wanted.limit;
-        met.truncate(look.wanted.limit);
+        let is_cut = met.len() > look.request.limit;
+        met.truncate(look.request.limit);
         let last = met.last().map(|row| row.position);
-        let taken = choose_runs(&met).taken;
+        let taken = select_runs(&met).taken;
         let is_too_heavy = taken.len() < met.len() && !met.iter().any(|row| row.losses > 0);
         Choice { taken, more: is_cut || is_too_heavy, last }
     }
 
     /// The rows that a claim by key may take, the rows of a key from its head on. What waits behind others is never met,
-    /// which is what parking comes to.
-    fn meet(&self, look: &Look<'_>) -> Vec<Met> {
-        let of_row = |row: &Row, position: Position, predecessor: Option<i64>| Met {
+    /// which is what blocking comes to.
+    fn meet(&self, look: &Look<'_>) -> Vec<Candidate> {
+        let of_row = |row: &Row, position: Position, predecessor: Option<i64>| Candidate {
             position,
             key: row.key.clone(),
             predecessor,
@@ -144,13 +144,13 @@ impl MemoryTable {
                 predecessor = Some(row.seq);
             }
         }
-        met.retain(|row| look.wanted.behind.is_none_or(|behind| row.position > behind));
+        met.retain(|row| look.request.after.is_none_or(|after| row.position > after));
         met.sort_unstable_by_key(|row| row.position);
         met
     }
 
-    /// Leases a row where rows are leased, and reads it.
-    fn hand_out(&mut self, seq: i64, look: &Look<'_>) -> Option<Pending> {
+    /// LeaseSet a row where rows are leased, and reads it.
+    fn hand_out(&mut self, seq: i64, look: &Look<'_>) -> Option<ClaimedRow> {
         let losses = look.losses(self.row(seq)?);
         let is_suspect = look.is_suspect(self.row(seq)?);
         if look.mode.leases_rows() {
@@ -162,14 +162,14 @@ impl MemoryTable {
                         row.finish(OutboxStatus::Dead, look.now);
                     }
                     false => {
-                        row.locked_by = Some(look.wanted.lock.to_owned());
+                        row.locked_by = Some(look.request.claim_id.to_owned());
                         row.locked_at = look.now;
                     }
                 }
             });
         }
         let row = self.row(seq)?;
-        Some(Pending {
+        Some(ClaimedRow {
             position: row.position(),
             created_at: date(row.created_at),
             event: match row.is_readable {
@@ -185,10 +185,10 @@ impl MemoryTable {
     /// When the first row is due that a claim could take, or the first lease of another process ends.
     pub(super) fn next_due(&self, look: &Look<'_>) -> Option<i64> {
         let due = self.first_due(look);
-        let is_leased = |row: &&Row| row.locked_by.is_some() && !look.left_out.contains(&row.seq);
+        let is_leased = |row: &&Row| row.locked_by.is_some() && !look.in_flight.contains(&row.seq);
         let leases = self.pending.iter().take_while(|at| at.due <= look.now).filter_map(|at| self.row(at.seq));
-        let leases = leases.filter(|_| look.mode.leases_rows() && look.wanted.suspects).filter(is_leased);
-        let ends = leases.map(|row| (row.locked_at + in_micros(look.wanted.lease)).max(look.now + SOONEST_TAKEOVER));
+        let leases = leases.filter(|_| look.mode.leases_rows() && look.request.allow_suspects).filter(is_leased);
+        let ends = leases.map(|row| (row.locked_at + in_micros(look.request.lease)).max(look.now + SOONEST_TAKEOVER));
         due.into_iter().chain(ends.min()).min()
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::outbox::{
-    Change, Changed, Leases, Mode, Owner, Reader, Registration, Store, TableName, Taken, Wanted,
+    RowUpdate, SettledRows, LeaseSet, Mode, Owner, Reader, Registration, Store, TableName, ClaimedRows, ClaimRequest,
 };
 use posthaste_core::{Event, StoreError, Wakeup};
 
@@ -55,12 +55,12 @@ impl Store for MemoryOutbox {
         Ok(recorded.clone())
     }
 
-    async fn own(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
+    async fn acquire_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
         let (mut state, now) = self.statement("own")?;
         Ok(state.table(&self.table).own(owner, in_micros(lease), now))
     }
 
-    async fn disown(&self, owner: &str) -> Result<(), StoreError> {
+    async fn release_ownership(&self, owner: &str) -> Result<(), StoreError> {
         let (mut state, _) = self.statement("give up")?;
         state.table(&self.table).disown(owner);
         Ok(())
@@ -82,9 +82,9 @@ impl Store for MemoryOutbox {
         &self,
         connection: &mut MemoryConnection,
         events: &[&Event],
-        lock: Option<&str>,
+        claim_id: Option<&str>,
     ) -> Result<Vec<i64>, StoreError> {
-        connection.insert(&self.database, &self.table, events, lock)
+        connection.insert(&self.database, &self.table, events, claim_id)
     }
 
     async fn surviving(&self, _: &mut MemoryConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
@@ -92,21 +92,21 @@ impl Store for MemoryOutbox {
         Ok(rows.iter().copied().collect())
     }
 
-    async fn take(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
+    async fn claim(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, StoreError> {
         let (mut state, now) = self.statement("claim from")?;
-        Ok(state.table(&self.table).take(&Look::new(self.mode, wanted, now)))
+        Ok(state.table(&self.table).take(&Look::new(self.mode, request, now)))
     }
 
-    async fn next_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, StoreError> {
+    async fn next_due(&self, request: &ClaimRequest<'_>) -> Result<Option<Duration>, StoreError> {
         let (mut state, now) = self.statement("look what is due in")?;
-        let due = state.table(&self.table).next_due(&Look::new(self.mode, wanted, now));
+        let due = state.table(&self.table).next_due(&Look::new(self.mode, request, now));
         Ok(due.map(|due| Duration::from_micros(due.saturating_sub(now).max(0) as u64)))
     }
 
-    async fn mark_started(&self, lock: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+    async fn mark_started(&self, claim_id: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
         let (mut state, now) = self.statement("start suspects of")?;
         let table = state.table(&self.table);
-        let is_ours = |seq: &i64| table.row(*seq).is_some_and(|row| row.locked_by.as_deref() == Some(lock));
+        let is_ours = |seq: &i64| table.row(*seq).is_some_and(|row| row.locked_by.as_deref() == Some(claim_id));
         let ours: HashSet<i64> = rows.iter().copied().filter(is_ours).collect();
         for seq in &ours {
             table.change(*seq, |row| {
@@ -117,25 +117,25 @@ impl Store for MemoryOutbox {
         Ok(ours)
     }
 
-    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<Changed, StoreError> {
+    async fn settle(&self, fencing_tokens: &[String], changes: &[RowUpdate]) -> Result<SettledRows, StoreError> {
         let (mut state, now) = self.statement("settle in")?;
         let table = state.table(&self.table);
-        let locks = match self.mode.leases_rows() {
-            true => Some(fences),
-            false if table.fence().is_some_and(|fence| fences.contains(&fence)) => None,
-            false => return Ok(Changed::default()),
+        let claim_ids = match self.mode.leases_rows() {
+            true => Some(fencing_tokens),
+            false if table.fence().is_some_and(|fence| fencing_tokens.contains(&fence)) => None,
+            false => return Ok(SettledRows::default()),
         };
-        let applied = changes.iter().filter(|change| table.record(change, locks, now));
+        let applied = changes.iter().filter(|change| table.record(change, claim_ids, now));
         let rows = applied.map(|change| change.seq).collect();
-        Ok(Changed { rows, locked: HashSet::new() })
+        Ok(SettledRows { rows, locked: HashSet::new() })
     }
 
-    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<Changed, StoreError> {
+    async fn renew(&self, claim_ids: &[String], rows: &[i64]) -> Result<SettledRows, StoreError> {
         let (mut state, now) = self.statement("renew leases in")?;
         let table = state.table(&self.table);
-        let mut renewed = Changed::default();
+        let mut renewed = SettledRows::default();
         for seq in rows {
-            if table.row(*seq).is_some_and(|row| row.is_pending() && row.is_locked_by(locks)) {
+            if table.row(*seq).is_some_and(|row| row.is_pending() && row.is_locked_by(claim_ids)) {
                 table.change(*seq, |row| row.locked_at = now);
                 renewed.rows.insert(*seq);
             }
@@ -143,21 +143,21 @@ impl Store for MemoryOutbox {
         Ok(renewed)
     }
 
-    async fn release(&self, leases: &Leases<'_>) -> Result<HashSet<i64>, StoreError> {
+    async fn release(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, StoreError> {
         let (mut state, _) = self.statement("release in")?;
         let table = state.table(&self.table);
-        let (locks, found): (_, HashSet<i64>) = match leases {
-            Leases::OfRows { locks, rows } => (locks, rows.iter().copied().collect()),
-            Leases::OfEvents { locks, ids } => {
-                (locks, ids.iter().filter_map(|id| table.row_of(id).map(|row| row.seq)).collect())
+        let (claim_ids, found): (_, HashSet<i64>) = match leases {
+            LeaseSet::Rows { claim_ids, rows } => (claim_ids, rows.iter().copied().collect()),
+            LeaseSet::Events { claim_ids, ids } => {
+                (claim_ids, ids.iter().filter_map(|id| table.row_of(id).map(|row| row.seq)).collect())
             }
-            Leases::OfClaims { locks } => {
-                (locks, table.rows().filter(|row| row.is_locked_by(locks)).map(|row| row.seq).collect())
+            LeaseSet::Claims { claim_ids } => {
+                (claim_ids, table.rows().filter(|row| row.is_locked_by(claim_ids)).map(|row| row.seq).collect())
             }
         };
         let seen: HashSet<i64> = found.into_iter().filter(|seq| table.row(*seq).is_some()).collect();
         for seq in &seen {
-            if table.row(*seq).is_some_and(|row| row.is_locked_by(locks)) {
+            if table.row(*seq).is_some_and(|row| row.is_locked_by(claim_ids)) {
                 table.change(*seq, |row| row.locked_by = None);
             }
         }

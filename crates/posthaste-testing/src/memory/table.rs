@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use posthaste_core::outbox::{Change, Mode, OutboxRow, OutboxStatus, Owner, Position, Registration};
+use posthaste_core::outbox::{RowUpdate, Mode, OutboxRow, OutboxStatus, Owner, Position, Registration};
 use posthaste_core::{Delay, Event, Wakeup};
 
 use super::{date, in_micros};
@@ -10,7 +10,7 @@ use super::{date, in_micros};
 #[derive(Default)]
 pub(crate) struct MemoryTable {
     rows: BTreeMap<i64, Row>,
-    /// Pending rows in the order of delivery.
+    /// ClaimedRow rows in the order of delivery.
     pub(super) pending: BTreeSet<Position>,
     /// By key: rows that are pending or DEAD, in the order of insertion.
     pub(super) by_key: BTreeMap<Arc<str>, BTreeSet<i64>>,
@@ -46,7 +46,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    pub(super) fn new(seq: i64, event: &Event, lock: Option<&str>, now: i64) -> Self {
+    pub(super) fn new(seq: i64, event: &Event, claim_id: Option<&str>, now: i64) -> Self {
         // The length tells where the type ends, whatever characters there are.
         let aggregate_type = event.aggregate_type();
         let key = event.aggregate_id().map(|id| format!("{}:{aggregate_type}:{id}", aggregate_type.len()).into());
@@ -65,7 +65,7 @@ impl Row {
             created_at: now,
             done_at: None,
             last_error: None,
-            locked_by: lock.map(str::to_owned),
+            locked_by: claim_id.map(str::to_owned),
             locked_at: now,
             lease_losses: 0,
             is_readable: true,
@@ -80,8 +80,8 @@ impl Row {
         Position { due: self.available_at, seq: self.seq }
     }
 
-    pub(super) fn is_locked_by(&self, locks: &[String]) -> bool {
-        self.locked_by.as_ref().is_some_and(|lock| locks.contains(lock))
+    pub(super) fn is_locked_by(&self, claim_ids: &[String]) -> bool {
+        self.locked_by.as_ref().is_some_and(|claim_id| claim_ids.contains(claim_id))
     }
 
     pub(super) fn finish(&mut self, status: OutboxStatus, now: i64) {
@@ -107,7 +107,7 @@ impl Row {
         }
     }
 
-    fn apply(&mut self, change: &Change, now: i64) {
+    fn apply(&mut self, change: &RowUpdate, now: i64) {
         self.attempts = change.attempts.unwrap_or(self.attempts);
         if let Some(wait) = change.wait {
             self.available_at = now + in_micros(wait);
@@ -181,8 +181,8 @@ impl MemoryTable {
     }
 
     /// Carries out a change unless the row is finished or its lock, where one is asked for, is none of these.
-    pub(super) fn record(&mut self, change: &Change, locks: Option<&[String]>, now: i64) -> bool {
-        let stands = |row: &Row| row.is_pending() && locks.is_none_or(|locks| row.is_locked_by(locks));
+    pub(super) fn record(&mut self, change: &RowUpdate, claim_ids: Option<&[String]>, now: i64) -> bool {
+        let stands = |row: &Row| row.is_pending() && claim_ids.is_none_or(|claim_ids| row.is_locked_by(claim_ids));
         let applies = self.row(change.seq).is_some_and(stands);
         if applies {
             self.change(change.seq, |row| row.apply(change, now));

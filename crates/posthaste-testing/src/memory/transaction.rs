@@ -31,7 +31,7 @@ impl MemoryTransaction {
         if state.failing_commits > 0 {
             state.failing_commits -= 1;
             drop(state);
-            return failed(FaultKind::Passing, "the database in memory was told to fail");
+            return failed(FaultKind::Transient, "the database in memory was told to fail");
         }
         // Somebody else may have committed the same id since the insert.
         let known = |(table, row): &(TableName, Row)| {
@@ -69,17 +69,17 @@ impl MemoryConnection {
         database: &MemoryDatabase,
         table: &TableName,
         events: &[&Event],
-        lock: Option<&str>,
+        claim_id: Option<&str>,
     ) -> Result<Vec<i64>, StoreError> {
         let doing = format!("insert into {table}");
         if !self.database.is_same(database) {
-            return Err(StoreError::new(doing, FaultKind::Lasting, "the transaction is of another database in memory"));
+            return Err(StoreError::new(doing, FaultKind::Permanent, "the transaction is of another database in memory"));
         }
         let now = database.now();
         let mut state = database.statement(&doing)?;
         let rows = state.table(table);
         // As in a database, numbers are used up also by an insert that fails.
-        let new: Vec<Row> = events.iter().map(|event| Row::new(rows.next_seq(), event, lock, now)).collect();
+        let new: Vec<Row> = events.iter().map(|event| Row::new(rows.next_seq(), event, claim_id, now)).collect();
         for (index, row) in new.iter().enumerate() {
             let id = row.event.id();
             let is_staged = self.staged.iter().any(|(staged, row)| staged == table && row.event.id() == id);
@@ -99,7 +99,7 @@ impl MemoryConnection {
 }
 
 fn duplicate(doing: &str, id: &str) -> StoreError {
-    StoreError::new(doing, FaultKind::Lasting, format!("event id {id} is there already"))
+    StoreError::new(doing, FaultKind::Permanent, format!("event id {id} is there already"))
 }
 
 impl Deref for MemoryTransaction {

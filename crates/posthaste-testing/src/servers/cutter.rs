@@ -102,7 +102,7 @@ impl Cutter {
         self.traffic.send_modify(|traffic| traffic.is_refusing = false);
     }
 
-    /// Nothing comes through the connections that are open now, and neither side is told: as if a firewall had forgotten
+    /// Nothing comes through the connections that are open now, and neither side is told: as if a firewall had orphaned
     /// them. New ones are welcome.
     pub fn stall(&self) {
         self.traffic.send_modify(|traffic| traffic.stalled = traffic.connections);

@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::Duration;
 
-use posthaste_core::outbox::{Change, DEAD_AFTER_LOSSES, DeadHead, Mode, OutboxStatus};
+use posthaste_core::outbox::{RowUpdate, DEAD_AFTER_LOSSES, DeadHead, Mode, OutboxStatus};
 use posthaste_core::{FailureClass, Outcome};
 use tokio::time::Instant;
 
@@ -47,7 +47,7 @@ struct EventRecord {
     key: Option<String>,
     committed: bool,
     /// Where rows are leased: the lock of who claimed it last.
-    lock: Option<String>,
+    claim_id: Option<String>,
     /// Ordered: what of its key had to come before it, as of its last claim.
     must_precede: Vec<i64>,
     /// Those that run or succeeded.
@@ -144,11 +144,11 @@ impl Ledger {
         self.nodes.entry(node).or_default().freezes.push((Instant::now(), until));
     }
 
-    pub(super) fn inserted(&mut self, seq: i64, id: &str, key: Option<&str>, lock: Option<&str>) {
+    pub(super) fn inserted(&mut self, seq: i64, id: &str, key: Option<&str>, claim_id: Option<&str>) {
         self.by_id.insert(id.to_owned(), seq);
         let event = self.event(seq);
         event.key = key.map(str::to_owned);
-        event.lock = lock.map(str::to_owned);
+        event.claim_id = claim_id.map(str::to_owned);
     }
 
     pub(super) fn committed(&mut self, seq: i64) {
@@ -156,21 +156,21 @@ impl Ledger {
     }
 
     /// A lock begins with what is the same for all locks of a process.
-    pub(super) fn locks_with(&mut self, node: usize, lock: &str) {
-        let lane = lock.split(':').next().unwrap_or_default();
+    pub(super) fn locks_with(&mut self, node: usize, claim_id: &str) {
+        let lane = claim_id.split(':').next().unwrap_or_default();
         self.nodes.entry(node).or_default().lane.get_or_insert_with(|| lane.to_owned());
     }
 
-    pub(super) fn claimed(&mut self, seq: i64, lock: &str, must_precede: Vec<i64>) {
+    pub(super) fn claimed(&mut self, seq: i64, claim_id: &str, must_precede: Vec<i64>) {
         let event = self.event(seq);
-        event.lock = Some(lock.to_owned());
+        event.claim_id = Some(claim_id.to_owned());
         event.must_precede = must_precede;
     }
 
     /// A suspect is about to be delivered, under a lock that says so.
-    pub(super) fn started(&mut self, seq: i64, lock: &str) {
+    pub(super) fn started(&mut self, seq: i64, claim_id: &str) {
         let event = self.event(seq);
-        event.lock = Some(lock.to_owned());
+        event.claim_id = Some(claim_id.to_owned());
         event.starts += 1;
     }
 
@@ -197,12 +197,12 @@ impl Ledger {
     }
 
     /// A change was carried out for who gave these fences.
-    pub(super) fn settled(&mut self, mode: Mode, fences: &[String], change: &Change) {
-        let Change { seq, status, attempts, .. } = *change;
+    pub(super) fn settled(&mut self, mode: Mode, fencing_tokens: &[String], change: &RowUpdate) {
+        let RowUpdate { seq, status, attempts, .. } = *change;
         let owner = self.owner.clone();
         let event = self.event(seq);
         let miscounted = attempts.is_some_and(|attempts| attempts > event.failures);
-        let fence = if mode.leases_rows() { event.lock.take() } else { owner };
+        let fence = if mode.leases_rows() { event.claim_id.take() } else { owner };
         event.starts = 0;
         match status {
             OutboxStatus::Done => event.done += 1,
@@ -212,7 +212,7 @@ impl Ledger {
         if miscounted {
             self.violation(format!("a failure of event {seq} was counted that never was"));
         }
-        if fence.is_none_or(|fence| !fences.contains(&fence)) {
+        if fence.is_none_or(|fence| !fencing_tokens.contains(&fence)) {
             self.violation(format!("event {seq} was settled by somebody who did not hold it"));
         }
     }
@@ -253,7 +253,7 @@ impl Ledger {
         let Some(row) = table.row(seq).filter(|row| row.is_pending()) else { return false };
         match mode.leases_rows() {
             true => {
-                let lane = row.locked_by.as_ref().and_then(|lock| lock.split(':').next());
+                let lane = row.locked_by.as_ref().and_then(|claim_id| claim_id.split(':').next());
                 lane.is_some() && lane == node.lane.as_deref() && now < row.locked_at + LEASE.as_micros() as i64
             }
             false => node.owner.is_some() && table.owner_at(now) == node.owner.as_deref(),

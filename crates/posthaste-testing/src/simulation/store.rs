@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::outbox::{
-    Change, Changed, DeadFilter, InTransaction, Leases, Mode, Notes, OpenError, OutboxRow, OutboxStatus, Owner,
-    Pending, Pool, Purge, Reader, Registration, Store, TableName, Taken, Upkeep, Wanted,
+    RowUpdate, SettledRows, DeadFilter, InTransaction, LeaseSet, Mode, Notes, OpenError, OutboxRow, OutboxStatus, Owner,
+    ClaimedRow, Pool, Purge, Reader, Registration, Store, TableName, ClaimedRows, OperatorStore, ClaimRequest,
 };
 use posthaste_core::{Event, FaultKind, StoreError, Wakeup};
 use tokio::time::sleep;
@@ -54,7 +54,7 @@ async fn on_the_way(world: &World, life: &Life) -> Result<Fault, StoreError> {
         life.step().await;
     }
     match fault {
-        Fault::Refuse => Err(cut_off(FaultKind::Passing)),
+        Fault::Refuse => Err(cut_off(FaultKind::Transient)),
         fault => Ok(fault),
     }
 }
@@ -102,19 +102,19 @@ impl FaultyStore {
     }
 
     /// What is claimed goes into the ledger at once, whether or not the answer arrives.
-    fn note_claims(&self, wanted: &Wanted<'_>, taken: &Taken) {
+    fn note_claims(&self, request: &ClaimRequest<'_>, taken: &ClaimedRows) {
         let mode = self.world.mode;
         for row in &taken.rows {
             let seq = row.position.seq;
             let before = self.world.database.look(TABLE, |table| table.unfinished_before(seq, mode));
             self.world.ledger(|ledger| match row.is_dead {
                 true => ledger.given_up(seq),
-                false => ledger.claimed(seq, wanted.lock, before.unwrap_or_default()),
+                false => ledger.claimed(seq, request.claim_id, before.unwrap_or_default()),
             });
         }
     }
 
-    async fn sabotage(&self, wanted: &Wanted<'_>, taken: &mut Taken) -> Result<(), StoreError> {
+    async fn sabotage(&self, request: &ClaimRequest<'_>, taken: &mut ClaimedRows) -> Result<(), StoreError> {
         let has_live = taken.rows.first().is_some_and(|row| !row.is_dead);
         if has_live && self.world.mode.leases_rows() && self.world.sabotage_now(Sabotage::ClaimOneTwice) {
             let again = copy(&taken.rows[0]);
@@ -122,14 +122,14 @@ impl FaultyStore {
         }
         if has_live && self.world.sabotage_now(Sabotage::LoseOne) {
             let lost = taken.rows.remove(0).position.seq;
-            let change = Change { seq: lost, status: OutboxStatus::Done, attempts: None, wait: None, error: None };
+            let change = RowUpdate { seq: lost, status: OutboxStatus::Done, attempts: None, wait: None, error: None };
             let fence = match self.world.mode.leases_rows() {
-                true => Some(wanted.lock.to_owned()),
+                true => Some(request.claim_id.to_owned()),
                 false => self.world.database.look(TABLE, |table| table.fence()).flatten(),
             };
-            let fences: Vec<String> = fence.into_iter().collect();
-            self.store.record(&fences, std::slice::from_ref(&change)).await?;
-            self.world.ledger(|ledger| ledger.settled(self.world.mode, &fences, &change));
+            let fencing_tokens: Vec<String> = fence.into_iter().collect();
+            self.store.settle(&fencing_tokens, std::slice::from_ref(&change)).await?;
+            self.world.ledger(|ledger| ledger.settled(self.world.mode, &fencing_tokens, &change));
         }
         if self.world.sabotage == Sabotage::ForgetOrder {
             taken.rows.iter_mut().for_each(|row| row.key = None);
@@ -138,7 +138,7 @@ impl FaultyStore {
     }
 
     /// The fences that would stand.
-    fn forged(&self, changes: &[Change]) -> Vec<String> {
+    fn forged(&self, changes: &[RowUpdate]) -> Vec<String> {
         let forged = self.world.database.look(TABLE, |table| match self.world.mode.leases_rows() {
             true => changes.iter().filter_map(|change| table.row(change.seq)?.locked_by.clone()).collect(),
             false => table.fence().into_iter().collect(),
@@ -147,8 +147,8 @@ impl FaultyStore {
     }
 }
 
-fn copy(row: &Pending) -> Pending {
-    Pending {
+fn copy(row: &ClaimedRow) -> ClaimedRow {
+    ClaimedRow {
         position: row.position,
         created_at: row.created_at,
         event: row.event.clone(),
@@ -175,9 +175,9 @@ impl Store for FaultyStore {
         self.store.register(reader, lease).await
     }
 
-    async fn own(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
+    async fn acquire_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
         let fault = self.before().await?;
-        let mut owned = self.store.own(owner, lease).await?;
+        let mut owned = self.store.acquire_ownership(owner, lease).await?;
         self.trace(|| format!("own {owner}: {owned:?}"));
         match owned {
             Owner::Us { generation } => self.world.ledger(|ledger| ledger.owned(self.life.node, owner, generation)),
@@ -188,9 +188,9 @@ impl Store for FaultyStore {
         Ok(owned)
     }
 
-    async fn disown(&self, owner: &str) -> Result<(), StoreError> {
+    async fn release_ownership(&self, owner: &str) -> Result<(), StoreError> {
         let fault = self.before().await?;
-        self.store.disown(owner).await?;
+        self.store.release_ownership(owner).await?;
         self.after(fault).await
     }
 
@@ -218,16 +218,16 @@ impl Store for FaultyStore {
         &self,
         connection: &mut MemoryConnection,
         events: &[&Event],
-        lock: Option<&str>,
+        claim_id: Option<&str>,
     ) -> Result<Vec<i64>, StoreError> {
         let fault = self.before().await?;
-        let rows = self.store.insert(connection, events, lock).await?;
-        self.trace(|| format!("insert {rows:?} with {lock:?}"));
+        let rows = self.store.insert(connection, events, claim_id).await?;
+        self.trace(|| format!("insert {rows:?} with {claim_id:?}"));
         self.world.ledger(|ledger| {
             for (seq, event) in rows.iter().zip(events) {
-                ledger.inserted(*seq, event.id(), event.aggregate_id(), lock);
+                ledger.inserted(*seq, event.id(), event.aggregate_id(), claim_id);
             }
-            lock.into_iter().for_each(|lock| ledger.locks_with(self.life.node, lock));
+            claim_id.into_iter().for_each(|claim_id| ledger.locks_with(self.life.node, claim_id));
         });
         self.after(fault).await?;
         Ok(rows)
@@ -240,68 +240,68 @@ impl Store for FaultyStore {
         Ok(surviving)
     }
 
-    async fn take(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
+    async fn claim(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, StoreError> {
         let fault = self.before().await?;
-        let mut taken = self.store.take(wanted).await?;
-        self.world.ledger(|ledger| ledger.locks_with(self.life.node, wanted.lock));
-        self.note_claims(wanted, &taken);
+        let mut taken = self.store.claim(request).await?;
+        self.world.ledger(|ledger| ledger.locks_with(self.life.node, request.claim_id));
+        self.note_claims(request, &taken);
         self.trace(|| {
             let rows: Vec<_> = taken.rows.iter().map(|row| (row.position.seq, row.is_suspect)).collect();
-            format!("take {} but {:?}: {rows:?} more: {}", wanted.lock, wanted.left_out, taken.more)
+            format!("take {} but {:?}: {rows:?} more: {}", request.claim_id, request.in_flight, taken.more)
         });
         self.after(fault).await?;
         if self.world.claim_is_lost() {
             return Err(cut_off(FaultKind::OutcomeUnknown));
         }
-        self.sabotage(wanted, &mut taken).await?;
+        self.sabotage(request, &mut taken).await?;
         Ok(taken)
     }
 
-    async fn next_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, StoreError> {
+    async fn next_due(&self, request: &ClaimRequest<'_>) -> Result<Option<Duration>, StoreError> {
         let fault = self.before().await?;
-        let due = self.store.next_due(wanted).await?;
+        let due = self.store.next_due(request).await?;
         self.after(fault).await?;
         Ok(due)
     }
 
-    async fn mark_started(&self, lock: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+    async fn mark_started(&self, claim_id: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
         let fault = self.before().await?;
-        let marked = self.store.mark_started(lock, started, rows).await?;
+        let marked = self.store.mark_started(claim_id, started, rows).await?;
         self.trace(|| format!("start suspects {started}: {marked:?}"));
         self.world.ledger(|ledger| marked.iter().for_each(|seq| ledger.started(*seq, started)));
         self.after(fault).await?;
         Ok(marked)
     }
 
-    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<Changed, StoreError> {
+    async fn settle(&self, fencing_tokens: &[String], changes: &[RowUpdate]) -> Result<SettledRows, StoreError> {
         let fault = self.before().await?;
         let recorded = match self.world.sabotage {
-            Sabotage::IgnoreFence => self.store.record(&self.forged(changes), changes).await?,
-            _ => self.store.record(fences, changes).await?,
+            Sabotage::IgnoreFence => self.store.settle(&self.forged(changes), changes).await?,
+            _ => self.store.settle(fencing_tokens, changes).await?,
         };
-        self.trace(|| format!("record {fences:?} {changes:?}: {recorded:?}"));
+        self.trace(|| format!("record {fencing_tokens:?} {changes:?}: {recorded:?}"));
         for change in changes.iter().filter(|change| recorded.rows.contains(&change.seq)) {
-            self.world.ledger(|ledger| ledger.settled(self.world.mode, fences, change));
+            self.world.ledger(|ledger| ledger.settled(self.world.mode, fencing_tokens, change));
         }
         self.after(fault).await?;
         Ok(recorded)
     }
 
-    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<Changed, StoreError> {
+    async fn renew(&self, claim_ids: &[String], rows: &[i64]) -> Result<SettledRows, StoreError> {
         let fault = self.before().await?;
         if self.world.renewal_fails() {
-            return Err(cut_off(FaultKind::Passing));
+            return Err(cut_off(FaultKind::Transient));
         }
-        let mut renewed = self.store.renew(locks, rows).await?;
+        let mut renewed = self.store.renew(claim_ids, rows).await?;
         if self.world.sabotage == Sabotage::IgnoreFence {
             renewed.rows.extend(rows);
         }
-        self.trace(|| format!("renew {locks:?} {rows:?}: {renewed:?}"));
+        self.trace(|| format!("renew {claim_ids:?} {rows:?}: {renewed:?}"));
         self.after(fault).await?;
         Ok(renewed)
     }
 
-    async fn release(&self, leases: &Leases<'_>) -> Result<HashSet<i64>, StoreError> {
+    async fn release(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, StoreError> {
         let fault = self.before().await?;
         let seen = self.store.release(leases).await?;
         self.trace(|| format!("release {leases:?}: {seen:?}"));
@@ -334,7 +334,7 @@ impl Store for FaultyStore {
 }
 
 #[async_trait]
-impl Upkeep for FaultyStore {
+impl OperatorStore for FaultyStore {
     async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
         self.store.find(event_id).await
     }
@@ -347,8 +347,8 @@ impl Upkeep for FaultyStore {
         self.store.count_dead(filter).await
     }
 
-    async fn replay(&self, filter: &DeadFilter, behind: i64, limit: usize) -> Result<(u64, i64), StoreError> {
-        self.store.replay(filter, behind, limit).await
+    async fn replay(&self, filter: &DeadFilter, after: i64, limit: usize) -> Result<(u64, i64), StoreError> {
+        self.store.replay(filter, after, limit).await
     }
 
     async fn discard(&self, event_id: &str) -> Result<bool, StoreError> {

@@ -61,7 +61,7 @@ pub async fn measure(report: &mut Report, url: &str) {
             (format!("drain {word} node with 300k delayed"), Burden::Delayed, 3),
             (format!("drain {word} node with an old snapshot"), Burden::OldSnapshot, 3),
             (format!("large: drain {word} node with 10M done"), Burden::Done, 1),
-            (format!("large: drain {word} node with 10M pending"), Burden::Pending, 1),
+            (format!("large: drain {word} node with 10M pending"), Burden::ClaimedRow, 1),
         ] {
             if report.wants(&name) {
                 report.saying(&name);
@@ -82,7 +82,7 @@ enum Burden {
     OldSnapshot,
     Done,
     /// Rows behind those that are measured.
-    Pending,
+    ClaimedRow,
 }
 
 #[allow(non_upper_case_globals)]
@@ -102,12 +102,12 @@ async fn drain(pool: &PgPool, url: &str, mode: Mode, nodes: u64, backlog: Backlo
     let Backlog { rows, keys } = backlog;
     fresh(pool, mode).await;
     match burden {
-        Burden::Nothing | Burden::OldSnapshot | Burden::Pending => {}
+        Burden::Nothing | Burden::OldSnapshot | Burden::ClaimedRow => {}
         Burden::Delayed => fill_with(pool, 300_000, 0, Duration::from_secs(3_600)).await,
         Burden::Done => fill_with(pool, 10_000_000, 1, Duration::ZERO).await,
     }
     fill(pool, rows, keys).await;
-    if burden == Burden::Pending {
+    if burden == Burden::ClaimedRow {
         // Due, and behind the others.
         fill_with(pool, 10_000_000, 0, Duration::ZERO).await;
         settle_down(pool).await;
@@ -145,10 +145,10 @@ async fn drain(pool: &PgPool, url: &str, mode: Mode, nodes: u64, backlog: Backlo
     let took = started.elapsed();
     snapshot.rollback().await.expect("the snapshot ends");
     let done = count_done(pool).await;
-    if burden != Burden::Pending {
+    if burden != Burden::ClaimedRow {
         assert_eq!((done as u64, counter.0.load(Ordering::Relaxed)), (rows, rows), "each once, and all DONE");
     }
-    if burden == Burden::Done || burden == Burden::Pending {
+    if burden == Burden::Done || burden == Burden::ClaimedRow {
         execute(pool, "TRUNCATE outbox_event".to_owned()).await;
     }
     rows as f64 / took.as_secs_f64()

@@ -26,12 +26,12 @@ pub async fn ack_only(pool: &PgPool, workers: u64, rows: u64) -> f64 {
                  WHERE status IN (0, 2) AND available_at <= now() AND (available_at, seq) > ($1, $2)
                    AND seq % {workers} = {worker} ORDER BY available_at, seq LIMIT {BATCH}"
             );
-            let mut behind = (DateTime::<Utc>::UNIX_EPOCH, i64::MIN);
+            let mut after = (DateTime::<Utc>::UNIX_EPOCH, i64::MIN);
             loop {
-                let rows = sqlx::query(sqlx::AssertSqlSafe(select.as_str())).bind(behind.0).bind(behind.1);
+                let rows = sqlx::query(sqlx::AssertSqlSafe(select.as_str())).bind(after.0).bind(after.1);
                 let rows = rows.fetch_all(&mut *connection).await.expect("rows are read");
                 let Some(last) = rows.last() else { return };
-                behind = (last.get("available_at"), last.get("seq"));
+                after = (last.get("available_at"), last.get("seq"));
                 let numbers: Vec<i64> = rows.iter().map(|row| row.get("seq")).collect();
                 sqlx::query(ACK).bind(numbers).execute(&mut *connection).await.expect("rows are marked");
             }
@@ -43,7 +43,7 @@ pub async fn ack_only(pool: &PgPool, workers: u64, rows: u64) -> f64 {
     rows as f64 / started.elapsed().as_secs_f64()
 }
 
-/// Leases 500, marks 500, one after the other; events per second.
+/// LeaseSet 500, marks 500, one after the other; events per second.
 pub async fn lease_and_ack(pool: &PgPool, workers: u64, rows: u64) -> f64 {
     let lease = format!(
         "UPDATE outbox_event SET locked_by = $1, locked_at = now() WHERE seq = ANY (ARRAY(

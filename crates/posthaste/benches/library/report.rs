@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 /// The figures of one run.
 pub struct Report {
-    wanted: Vec<String>,
+    request: Vec<String>,
     figures: Vec<Value>,
 }
 
@@ -29,15 +29,15 @@ pub enum Aim {
 }
 
 impl Report {
-    pub fn new(wanted: Vec<String>) -> Self {
-        Self { wanted, figures: Vec::new() }
+    pub fn new(request: Vec<String>) -> Self {
+        Self { request, figures: Vec::new() }
     }
 
     /// Whether a figure is to be measured: all but the `large` ones, or those whose names begin as asked for.
     pub fn wants(&self, name: &str) -> bool {
-        match self.wanted.is_empty() {
+        match self.request.is_empty() {
             true => !name.starts_with("large"),
-            false => self.wanted.iter().any(|wanted| name.starts_with(wanted.as_str())),
+            false => self.request.iter().any(|request| name.starts_with(request.as_str())),
         }
     }
 

@@ -33,7 +33,7 @@ async fn f1_only_what_is_due_and_pending_is_claimed<H: Harness>(db: H) {
     for (id, end) in ids.iter().zip(&ends) {
         assert!(marks.mark(row(&outbox, id).await.seq, end).await);
     }
-    marks.store.disown("me").await.unwrap();
+    marks.store.release_ownership("me").await.unwrap();
     let node = node(&db, Mode::SingleNode).await;
     let mut claimed = claimed_ids(&claim(&node, 10).await);
     claimed.sort();

@@ -8,13 +8,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use chrono::TimeDelta;
 use posthaste::{Event, InTransaction, Listeners, Mode, Outbox, OutboxBuilder, OutboxRow, OutboxStatus, Pool};
-use posthaste_core::outbox::{Store, Upkeep};
+use posthaste_core::outbox::{Store, OperatorStore};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
 mod by_hand;
 mod memory;
-mod meters;
+mod metrics;
 mod mysql;
 mod postgres;
 mod sqlite;
@@ -25,7 +25,7 @@ pub use by_hand::{
     retry, settle, settle_all, snooze, table_of, write_to,
 };
 pub use memory::Memory;
-pub use meters::Meters;
+pub use metrics::Meters;
 pub use mysql::MySql;
 pub use postgres::Postgres;
 pub use sqlite::Sqlite;
@@ -41,7 +41,7 @@ pub const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// A new, empty database.
 #[async_trait]
 pub trait Harness: Sized + Send + Sync + 'static {
-    type Store: Store + Upkeep;
+    type Store: Store + OperatorStore;
     type Pool: Pool<Self::Store> + Clone;
     /// A transaction of the service's own making.
     type Plain: InTransaction<Self::Store>;
@@ -298,7 +298,7 @@ pub fn event_of(aggregate_id: &str) -> Event {
 }
 
 /// Writes events in one transaction of the outbox's own.
-pub async fn write<S: Store + Upkeep>(outbox: &Outbox<S>, events: &[Event]) -> Vec<String> {
+pub async fn write<S: Store + OperatorStore>(outbox: &Outbox<S>, events: &[Event]) -> Vec<String> {
     let mut transaction = outbox.begin().await.unwrap();
     let ids = outbox.write_all(&mut transaction, events).await.unwrap();
     transaction.commit().await.unwrap();
@@ -316,7 +316,7 @@ pub async fn write_plain<H: Harness>(db: &H, outbox: &Outbox<H::Store>, events: 
 }
 
 /// The row of an event once `is_so` is true of it.
-pub async fn row_when<S: Store + Upkeep>(
+pub async fn row_when<S: Store + OperatorStore>(
     outbox: &Outbox<S>,
     event_id: &str,
     is_so: impl Fn(&OutboxRow) -> bool,
@@ -333,12 +333,12 @@ pub async fn row_when<S: Store + Upkeep>(
 }
 
 /// The row of an event, which is there.
-pub async fn row<S: Store + Upkeep>(outbox: &Outbox<S>, event_id: &str) -> OutboxRow {
+pub async fn row<S: Store + OperatorStore>(outbox: &Outbox<S>, event_id: &str) -> OutboxRow {
     outbox.find(event_id).await.unwrap().unwrap()
 }
 
 /// Waits until all of them are done.
-pub async fn all_done<S: Store + Upkeep>(outbox: &Outbox<S>, ids: &[String]) {
+pub async fn all_done<S: Store + OperatorStore>(outbox: &Outbox<S>, ids: &[String]) {
     for id in ids {
         row_when(outbox, id, |row| row.status == OutboxStatus::Done).await;
     }

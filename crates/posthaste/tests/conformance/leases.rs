@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use posthaste::{Event, InTransaction, Mode, Outbox, OutboxStatus, Pool, TableName};
-use posthaste_core::outbox::{OutboxSource, Purge, Reader, SUSPECT_GROUP, Store, Table, Upkeep, Wanted};
+use posthaste_core::outbox::{OutboxSource, Purge, Reader, SUSPECT_GROUP, Store, Table, OperatorStore, ClaimRequest};
 use posthaste_core::{Disposition, Settled, Source};
 
 use crate::harness::{
@@ -101,18 +101,18 @@ async fn a_lease_that_no_delivery_can_have_lost_is_not_counted<H: Harness>(db: H
     write(&outbox, &[named("1")]).await;
     let store = db.pool().await.open(TableName::default(), Mode::MultiNode).await.unwrap();
     for number in 0..6 {
-        let lock = format!("lost:{number}");
-        let wanted = Wanted {
+        let claim_id = format!("lost:{number}");
+        let request = ClaimRequest {
             event_type: None,
-            left_out: &[],
+            in_flight: &[],
             limit: 10,
-            behind: None,
-            lock: &lock,
+            after: None,
+            claim_id: &claim_id,
             lease: LEASE,
             suspects: true,
             skip_recent: Duration::ZERO,
         };
-        assert_eq!(store.take(&wanted).await.unwrap().rows.len(), 1);
+        assert_eq!(store.claim(&request).await.unwrap().rows.len(), 1);
         an_hour_passes(&db, &["1"]).await;
     }
     let node = node(&db, Mode::MultiNode).await;

@@ -47,7 +47,7 @@ async fn j1_each_mode_delivers_as_it_says<H: Harness>(db: H) {
 }
 
 async fn j2_a_missing_part_is_named<H: Harness>(db: H) {
-    // A pool is a parameter, and a builder is used up by its start: neither can be forgotten or done twice.
+    // A pool is a parameter, and a builder is used up by its start: neither can be orphaned or done twice.
     for mode in [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED] {
         let refused = Outbox::new(db.pool().await).mode(mode).start().await.err().unwrap();
         assert!(matches!(refused, StartError::NoListener));

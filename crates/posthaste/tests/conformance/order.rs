@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use posthaste::{DeadFilter, DeadHead, Event, Mode, OutboxStatus};
-use posthaste_core::outbox::{OutboxSource, Purge, Store, Upkeep};
+use posthaste_core::outbox::{OutboxSource, Purge, Store, OperatorStore};
 use posthaste_core::{Disposition, Settled, Source};
 
 use crate::harness::{
@@ -30,8 +30,8 @@ fn of_key(id: &str, key: &str) -> Event {
 }
 
 /// What claims do not look at because it waits for another row.
-async fn parked<H: Database>(db: &H) -> Vec<String> {
-    db.texts("SELECT event_id FROM outbox_event WHERE parked ORDER BY seq").await
+async fn blocked<H: Database>(db: &H) -> Vec<String> {
+    db.texts("SELECT event_id FROM outbox_event WHERE blocked ORDER BY seq").await
 }
 
 async fn what_waits_is_parked_and_comes_back_when_its_head_is_done<H: Database>(db: H) {
@@ -40,7 +40,7 @@ async fn what_waits_is_parked_and_comes_back_when_its_head_is_done<H: Database>(
     let head = claim(&one, 1).await;
     assert_eq!(claimed_ids(&head), ["a1"]);
     assert_eq!(claimed_ids(&claim(&other, 10).await), ["b1", "b2"], "a whole run, and nothing of the other key");
-    assert_eq!(parked(&db).await, ["a2", "a3"]);
+    assert_eq!(blocked(&db).await, ["a2", "a3"]);
     assert!(is_idle(&other.claim(10).await.unwrap()));
 
     // A failing head waits alone; nobody passes it.
@@ -50,7 +50,7 @@ async fn what_waits_is_parked_and_comes_back_when_its_head_is_done<H: Database>(
     let head = claim(&other, 10).await;
     assert_eq!((claimed_ids(&head), head[0].attempt), (vec!["a1".to_owned()], 2));
     settle(&other, &head[0], Disposition::Done).await;
-    assert!(parked(&db).await.is_empty());
+    assert!(blocked(&db).await.is_empty());
     assert_eq!(claimed_ids(&claim(&one, 10).await), ["a2", "a3"]);
 }
 
@@ -83,7 +83,7 @@ async fn a_row_that_somebody_else_finished_holds_nobody_up_for_good<H: Database>
     let late = Event::text("t", "{}").id("1".to_owned()).aggregate("order", "k").deliver_after(HOUR).build().unwrap();
     write(&writer(&db).await, &[late, of_key("2", "k")]).await;
     assert!(claim(&node(&db, Mode::ORDERED).await, 10).await.is_empty());
-    assert_eq!(parked(&db).await, ["2"]);
+    assert_eq!(blocked(&db).await, ["2"]);
     db.execute("DELETE FROM outbox_event WHERE event_id = '1'").await;
     // The next process looks for such rows at once, this one within a minute.
     assert_eq!(claimed_ids(&claim(&node(&db, Mode::ORDERED).await, 10).await), ["2"]);
@@ -95,7 +95,7 @@ async fn what_waits_behind_a_purged_dead_head_goes_on<H: Database>(db: H) {
     write_to(&table, &["1", "2"].map(|id| of_key(id, "k"))).await;
     settle(&node, &claim(&node, 1).await[0], Disposition::Dead(failure())).await;
     assert!(claim(&node, 10).await.is_empty());
-    assert_eq!(parked(&db).await, ["2"]);
+    assert_eq!(blocked(&db).await, ["2"]);
     db.tamper(Tamper::Age { event_id: "1", by: 9 * DAY }).await;
     assert_eq!(store.purge(Purge::Dead, 7 * DAY, 10).await.unwrap(), 1);
     assert_eq!(claimed_ids(&claim(&node, 10).await), ["2"]);
@@ -173,7 +173,7 @@ async fn three_nodes_keep_the_order<H: Harness>(db: &H) {
 
 async fn order_survives_failures_on_three_nodes_while_events_are_written<H: Database>(db: H) {
     three_nodes_keep_the_order(&db).await;
-    let left = db.texts("SELECT event_id FROM outbox_event WHERE status <> 1 OR parked").await;
+    let left = db.texts("SELECT event_id FROM outbox_event WHERE status <> 1 OR blocked").await;
     assert!(left.is_empty(), "{left:?}");
 }
 

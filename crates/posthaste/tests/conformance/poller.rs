@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use posthaste::{Delay, Event, Listeners, Mode, Outbox, OutboxBuilder, OutboxStatus, Settings, StartError};
-use posthaste_core::outbox::{Store, Upkeep};
+use posthaste_core::outbox::{Store, OperatorStore};
 
 use crate::harness::{
     Book, Calls, Gate, HOUR, Harness, Meters, Tamper, Watched, WatchedPool, all_done, events, on_every_store, outbox,
@@ -41,7 +41,7 @@ async fn some_polls() {
     tokio::time::sleep(SOON * 6).await;
 }
 
-async fn locked<S: Store + Upkeep>(outbox: &Outbox<S>, ids: &[String]) -> Vec<bool> {
+async fn locked<S: Store + OperatorStore>(outbox: &Outbox<S>, ids: &[String]) -> Vec<bool> {
     let mut locked = Vec::new();
     for id in ids {
         locked.push(row(outbox, id).await.locked_by.is_some());

@@ -5,7 +5,7 @@ use std::time::Duration;
 use posthaste::{Event, Mode, Outbox, OutboxStatus, Pool, Retention, Settings, StartError, TableName};
 use posthaste_core::Disposition;
 use posthaste_core::Source;
-use posthaste_core::outbox::{Purge, Store, Upkeep};
+use posthaste_core::outbox::{Purge, Store, OperatorStore};
 
 use crate::harness::{
     Calls, DAY, Harness, Tamper, Watched, all_done, claim, events, failure, node, on_every_store, outbox, retry, row,
@@ -40,7 +40,7 @@ async fn keeping<H: Harness>(db: &H, retention: Retention, statements: usize) ->
     outbox
 }
 
-async fn left<S: Store + Upkeep>(outbox: &Outbox<S>, ids: &[String]) -> Vec<OutboxStatus> {
+async fn left<S: Store + OperatorStore>(outbox: &Outbox<S>, ids: &[String]) -> Vec<OutboxStatus> {
     let mut left = Vec::new();
     for id in ids {
         left.extend(outbox.find(id).await.unwrap().map(|row| row.status));

@@ -52,7 +52,7 @@ async fn an_event_behind_one_that_cannot_be_read_does_not_pass_it<H: Harness>(db
     row_when(&outbox, &ids[1], |row| row.status == OutboxStatus::Dead).await;
     row_when(&outbox, &ids[0], |row| row.status == OutboxStatus::Done).await;
     let last = row_when(&outbox, &ids[2], |row| row.locked_by.is_none()).await;
-    assert_eq!(last.status, OutboxStatus::New, "it waits behind the dead one");
+    assert_eq!(last.status, OutboxStatus::New, "it waits after the dead one");
     assert!(outbox.dead().discard(&ids[1]).await.unwrap());
     all_done(&outbox, &ids[2..]).await;
     outbox.close().await;

@@ -8,7 +8,7 @@ use posthaste::{
     DatabaseKind, Event, EventBuilder, Failure, GLOBAL_AGGREGATE, Mode, OutboxRow, OutboxStatus, Payload, Pool,
     TableName,
 };
-use posthaste_core::outbox::{Purge, Store, Upkeep};
+use posthaste_core::outbox::{Purge, Store, OperatorStore};
 use posthaste_core::{Disposition, Settled};
 
 use crate::harness::{
@@ -116,7 +116,7 @@ async fn d3_a_large_batch_is_stored_whole_and_in_order<H: Harness>(db: H) {
     let mut last = i64::MIN;
     for (at, event) in events.iter().enumerate() {
         let row = row(&outbox, event.id()).await;
-        assert!(row.seq > last, "row {at} is behind the one before it");
+        assert!(row.seq > last, "row {at} is after the one before it");
         last = row.seq;
         assert_eq!(row.available_at, available_at);
         assert_eq!(row.event.unwrap().header("number"), Some(at.to_string().as_str()));

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use posthaste::{Event, FaultKind, Mode, Outbox, OutboxStatus, WriterHook};
-use posthaste_core::outbox::{Store, Upkeep};
+use posthaste_core::outbox::{Store, OperatorStore};
 use posthaste_testing::servers::{Cutter, Keep};
 use posthaste_testing::{HookCall, RecordingHook};
 use sqlx::postgres::PgPoolOptions;
@@ -195,7 +195,7 @@ async fn c8_a_begin_that_fails_takes_nothing_with_it<H: Harness>(db: H) {
     let outbox = Outbox::new(pool).mode(Mode::WriterOnly).start().await.unwrap();
     book.refuse("begin", 10);
     for _ in 0..10 {
-        assert_eq!(outbox.begin().await.err().unwrap().kind(), FaultKind::Passing);
+        assert_eq!(outbox.begin().await.err().unwrap().kind(), FaultKind::Transient);
     }
     all_back::<H>(&connections).await;
     outbox.begin().await.unwrap().commit().await.unwrap();
@@ -220,7 +220,7 @@ async fn c9_what_a_plain_transaction_commits_is_found<H: Harness>(db: H) {
 }
 
 /// The answer of a commit that did happen is lost: for the hook it is a rollback, and the row is delivered all the same.
-async fn lose_an_answer<S: Store + Upkeep>(outbox: Outbox<S>, hook: &RecordingHook, calls: &Calls, lose: impl Fn()) {
+async fn lose_an_answer<S: Store + OperatorStore>(outbox: Outbox<S>, hook: &RecordingHook, calls: &Calls, lose: impl Fn()) {
     let mut delivered = Vec::new();
     loop {
         let written = event();

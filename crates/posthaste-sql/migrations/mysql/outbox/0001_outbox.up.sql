@@ -34,7 +34,7 @@ CREATE TABLE {table} (
     -- How often a claim of this row ended by expiry since an attempt last came to an end.
     lease_losses   SMALLINT NOT NULL DEFAULT 0,
     -- Ordered mode: waits for an unfinished row of its aggregate before it, so claims need not look at it.
-    parked         TINYINT NOT NULL DEFAULT 0 CHECK (parked IN (0, 1)),
+    blocked         TINYINT NOT NULL DEFAULT 0 CHECK (blocked IN (0, 1)),
     -- There is no index of some rows only: what leads one is 1 for those and nothing for all others. They are stored,
     -- because an index of a column that is computed on the way has to be computed again by whatever reads or purges it.
     pending        TINYINT AS (CASE WHEN status IN (0, 2) THEN 1 END) STORED,

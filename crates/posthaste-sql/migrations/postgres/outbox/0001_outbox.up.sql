@@ -38,7 +38,7 @@ CREATE TABLE {table} (
     -- How often a claim of this row ended by expiry since an attempt last came to an end.
     lease_losses   smallint NOT NULL DEFAULT 0,
     -- Ordered mode: waits for an unfinished row of its aggregate before it, so claims need not look at it.
-    parked         boolean NOT NULL DEFAULT false,
+    blocked         boolean NOT NULL DEFAULT false,
     CHECK ((payload IS NULL) <> (payload_bytes IS NULL)),
     -- As long as our own events may be: an index of every database can hold them.
     CONSTRAINT {table}_lengths CHECK (

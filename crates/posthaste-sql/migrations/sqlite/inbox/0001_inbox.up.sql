@@ -7,5 +7,5 @@ CREATE TABLE {table} (
     PRIMARY KEY (listener, event_id)
 ) WITHOUT ROWID;
 
--- What is old enough to be forgotten.
+-- What is old enough to be orphaned.
 CREATE INDEX {table}_received ON {table} (received_at);

@@ -1,3 +1,3 @@
-DROP INDEX {table}_parked;
+DROP INDEX {table}_blocked;
 DROP INDEX {table}_key;
 DROP INDEX {table}_ready;

@@ -30,7 +30,7 @@ CREATE TABLE {table} (
     -- How often a claim of this row ended by expiry since an attempt last came to an end.
     lease_losses   INTEGER NOT NULL DEFAULT 0,
     -- Ordered mode: waits for an unfinished row of its aggregate before it, so claims need not look at it.
-    parked         INTEGER NOT NULL DEFAULT 0 CHECK (parked IN (0, 1)),
+    blocked         INTEGER NOT NULL DEFAULT 0 CHECK (blocked IN (0, 1)),
     -- available_at in milliseconds, whatever form, offset or precision it has: what the poller compares and sorts by.
     -- Up to 5373484.5 a number is a Julian day, above that it is Unix seconds, as in SQLite's modifier 'auto', which older
     -- programs do not know.

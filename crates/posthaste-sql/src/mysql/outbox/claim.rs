@@ -3,8 +3,8 @@ use std::time::Duration;
 
 use chrono::{DateTime, NaiveDateTime};
 use posthaste_core::outbox::{
-    Chosen, DEAD_AFTER_LOSSES, DeadHead, MAX_CLAIM_BYTES, Met, Mode, Pending, Position, STARTED, SUSPECT_GROUP, Taken,
-    Wanted, choose_runs, lease_lost_error,
+    Selection, DEAD_AFTER_LOSSES, DeadHead, MAX_CLAIM_BYTES, Candidate, Mode, ClaimedRow, Position, STARTED, SUSPECT_GROUP, ClaimedRows,
+    ClaimRequest, select_runs, lease_lost_error,
 };
 use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::query::Query;
@@ -13,7 +13,7 @@ use sqlx::{MySql, MySqlConnection, Row};
 use super::rows::{BYTES, DUE_COLUMNS, EVENT_COLUMNS, due, key, position};
 use super::{BEGIN_OWN, OutboxStore, list};
 use crate::mysql::clock::{earliest, micros, span};
-use crate::outbox::{SOONEST_TAKEOVER, STRETCH, key_of};
+use crate::outbox::{SOONEST_TAKEOVER, SWEEP_BATCH, key_of};
 use crate::session::Failed;
 
 /// How many types one statement lists: recursion has a limit, which is the server's.
@@ -64,14 +64,14 @@ pub(super) fn free(of_one_type: bool) -> String {
     )
 }
 
-/// Finds what is due, free and not parked, in order, and locks nothing: who parks a row changes the index by which it is
+/// Finds what is due, free and not blocked, in order, and locks nothing: who blocks a row changes the index by which it is
 /// found. Binds: as [`free`].
 pub(super) fn ready(of_one_type: bool) -> String {
     let due = due_rows(Mode::ORDERED, of_one_type);
     format!("SELECT seq {due} AND {FREE} ORDER BY available_at, seq LIMIT ?")
 }
 
-/// Locks those of the rows that are still due, free and not parked. Binds: the rows, then those of [`FREE`].
+/// Locks those of the rows that are still due, free and not blocked. Binds: the rows, then those of [`FREE`].
 pub(super) fn meet() -> String {
     format!(
         "SELECT seq, available_at, {BYTES}, {losses}, locked_at IS NOT NULL, aggregate_type, aggregate_id
@@ -104,19 +104,19 @@ const DEAD: &str = "UPDATE {table} SET status = 3, done_at = {now}, last_error =
          locked_at = NULL
      WHERE seq = ?";
 
-/// Parks rows that this transaction has locked, behind others that are unfinished. Binds: the rows.
-pub(super) const PARK: &str = "UPDATE {rows} SET parked = 1";
+/// Blocks rows that this transaction has locked, behind others that are unfinished. Binds: the rows.
+pub(super) const BLOCK: &str = "UPDATE {rows} SET blocked = 1";
 
 /// Which of these rows are unfinished and not about to be finished: nobody has locked them. Whoever finishes one of them
-/// later sees what is parked behind it by now. Binds: the rows.
+/// later sees what is blocked behind it by now. Binds: the rows.
 ///
 /// A statement outside of a transaction: its locks are gone when the server has carried it out. No lock of ours may stand on
 /// rows that others have claimed.
 pub(super) const WAITED_FOR: &str = "SELECT seq FROM {rows} WHERE {unfinished} FOR UPDATE SKIP LOCKED";
 
-/// What is parked behind rows that are finished now, among the first rows of their keys. Binds: the rows, how many of a key
+/// What is blocked behind rows that are finished now, among the first rows of their keys. Binds: the rows, how many of a key
 /// but one.
-pub(super) const PARKED: &str = "SELECT next.seq FROM {rows}
+pub(super) const BLOCKED: &str = "SELECT next.seq FROM {rows}
      STRAIGHT_JOIN {table} AS next FORCE INDEX ({table}_key)
          ON next.unfinished = 1 AND next.aggregate_type = {table}.aggregate_type
         AND next.aggregate_id = {table}.aggregate_id AND next.seq <= COALESCE((
@@ -124,23 +124,23 @@ pub(super) const PARKED: &str = "SELECT next.seq FROM {rows}
              WHERE until.unfinished = 1 AND until.aggregate_type = {table}.aggregate_type
                AND until.aggregate_id = {table}.aggregate_id AND until.{unfinished}
              ORDER BY until.seq LIMIT 1 OFFSET ?), 9223372036854775807)
-     WHERE next.parked = 1";
+     WHERE next.blocked = 1";
 
-/// Locks those of the rows that are parked and that no other transaction has locked. Binds: the rows.
-pub(super) const LOCK_PARKED: &str = "SELECT seq FROM {rows} WHERE parked = 1 FOR UPDATE SKIP LOCKED";
+/// Locks those of the rows that are blocked and that no other transaction has locked. Binds: the rows.
+pub(super) const LOCK_BLOCKED: &str = "SELECT seq FROM {rows} WHERE blocked = 1 FOR UPDATE SKIP LOCKED";
 
-/// Unparks rows, so that they are met again. Binds: the rows.
-pub(super) const UNPARK: &str = "UPDATE {rows} SET parked = 0";
+/// Unblocks rows, so that they are met again. Binds: the rows.
+pub(super) const UNBLOCK: &str = "UPDATE {rows} SET blocked = 0";
 
-/// Which of the next parked rows wait for nobody. Binds: the time, twice, and the number of the row behind which to begin,
+/// Which of the next blocked rows wait for nobody. Binds: the time, twice, and the number of the row behind which to begin,
 /// the limit.
-pub(super) const FORGOTTEN: &str = "SELECT parked.seq, parked.available_at, NOT EXISTS (
+pub(super) const ORPHANED: &str = "SELECT blocked.seq, blocked.available_at, NOT EXISTS (
          SELECT 1 FROM {table} AS earlier FORCE INDEX ({table}_key)
-         WHERE earlier.unfinished = 1 AND earlier.aggregate_type = parked.aggregate_type
-           AND earlier.aggregate_id = parked.aggregate_id AND earlier.seq < parked.seq AND earlier.{unfinished})
-     FROM {table} AS parked FORCE INDEX ({table}_ready)
-     WHERE parked.ready = 0 AND parked.available_at >= ? AND (parked.available_at > ? OR parked.seq > ?)
-     ORDER BY parked.available_at, parked.seq LIMIT ?";
+         WHERE earlier.unfinished = 1 AND earlier.aggregate_type = blocked.aggregate_type
+           AND earlier.aggregate_id = blocked.aggregate_id AND earlier.seq < blocked.seq AND earlier.{unfinished})
+     FROM {table} AS blocked FORCE INDEX ({table}_ready)
+     WHERE blocked.ready = 0 AND blocked.available_at >= ? AND (blocked.available_at > ? OR blocked.seq > ?)
+     ORDER BY blocked.available_at, blocked.seq LIMIT ?";
 
 /// How long until the first rows are due. Binds: whether a suspect may be claimed where rows are leased, the event type,
 /// the limit.
@@ -222,14 +222,14 @@ impl Found {
 }
 
 impl OutboxStore {
-    pub(super) async fn read_due(&self, wanted: &Wanted<'_>) -> Result<Taken, Failed> {
+    pub(super) async fn read_due(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
         // Rows that are left out are few, and are told apart here.
-        let limit = wanted.limit.saturating_add(wanted.left_out.len());
-        let query = bind_due(sqlx::query(self.sql(&pending(wanted.event_type.is_some()))), wanted);
+        let limit = request.limit.saturating_add(request.in_flight.len());
+        let query = bind_due(sqlx::query(self.sql(&pending(request.event_type.is_some()))), request);
         let mut scan = self.claims.begin(BEGIN_OWN).await?;
         let rows = query.bind(bound_limit(limit)).fetch_all(&mut *scan).await?;
-        let mut found = not_left_out(&rows, wanted)?;
-        found.truncate(wanted.limit);
+        let mut found = not_left_out(&rows, request)?;
+        found.truncate(request.limit);
         let (chosen, is_cut) = choose(&found);
         let mut rows = Vec::with_capacity(chosen.len());
         if !chosen.is_empty() {
@@ -239,101 +239,101 @@ impl OutboxStore {
         }
         scan.commit().await?;
         let last = found.get(chosen.len().wrapping_sub(1)).map(|found| found.position);
-        Ok(Taken { rows, more: is_cut, last, is_held_up: false })
+        Ok(ClaimedRows { rows, more: is_cut, last, is_held_up: false })
     }
 
-    pub(super) async fn lease_due(&self, wanted: &Wanted<'_>) -> Result<Taken, Failed> {
+    pub(super) async fn lease_due(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
         let mut scan = self.claims.begin(BEGIN_OWN).await?;
-        let query = bind_due(sqlx::query(self.sql(&free(wanted.event_type.is_some()))), wanted);
-        let query = bind_free(query, wanted).bind(bound_limit(wanted.limit));
+        let query = bind_due(sqlx::query(self.sql(&free(request.event_type.is_some()))), request);
+        let query = bind_free(query, request).bind(bound_limit(request.limit));
         let rows = query.fetch_all(&mut *scan).await?;
-        let is_full = rows.len() >= wanted.limit;
-        let found = not_left_out(&rows, wanted)?;
+        let is_full = rows.len() >= request.limit;
+        let found = not_left_out(&rows, request)?;
         let (chosen, is_cut) = choose(&found);
         let last = match chosen.last() {
             Some(last) => found.iter().find(|found| found.position.seq == *last),
             None => found.last(),
         };
         let last = last.map(|found| found.position);
-        let rows = self.lease_found(&mut scan, &found, &chosen, wanted.lock).await?;
+        let rows = self.lease_found(&mut scan, &found, &chosen, request.claim_id).await?;
         scan.commit().await?;
-        Ok(Taken { rows, more: is_full || is_cut, last, is_held_up: false })
+        Ok(ClaimedRows { rows, more: is_full || is_cut, last, is_held_up: false })
     }
 
-    pub(super) async fn lease_runs(&self, wanted: &Wanted<'_>) -> Result<Taken, Failed> {
-        self.sweep_parked().await?;
+    pub(super) async fn lease_runs(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
+        self.sweep_blocked().await?;
         let mut scan = self.claims.begin(BEGIN_OWN).await?;
-        let query = bind_free(bind_due(sqlx::query(self.sql(&ready(wanted.event_type.is_some()))), wanted), wanted);
+        let query = bind_free(bind_due(sqlx::query(self.sql(&ready(request.event_type.is_some()))), request), request);
         let mut ready: Vec<i64> = Vec::new();
-        for row in query.bind(bound_limit(wanted.limit)).fetch_all(&mut *scan).await? {
+        for row in query.bind(bound_limit(request.limit)).fetch_all(&mut *scan).await? {
             ready.push(row.try_get(0)?);
         }
-        let is_full = ready.len() >= wanted.limit;
+        let is_full = ready.len() >= request.limit;
         ready.sort_unstable();
-        let (found, met) = self.meet(&mut scan, &ready, wanted).await?;
-        let Chosen { taken: chosen, parked, is_cut } = choose_runs(&met);
-        let rows = self.lease_found(&mut scan, &found, &chosen, wanted.lock).await?;
-        if !parked.is_empty() {
-            let mut in_order: Vec<i64> = parked.iter().map(|(row, _)| *row).collect();
+        let (found, met) = self.meet(&mut scan, &ready, request).await?;
+        let Selection { taken: chosen, blocked, is_cut } = select_runs(&met);
+        let rows = self.lease_found(&mut scan, &found, &chosen, request.claim_id).await?;
+        if !blocked.is_empty() {
+            let mut in_order: Vec<i64> = blocked.iter().map(|(row, _)| *row).collect();
             in_order.sort_unstable();
-            sqlx::query(self.sql(PARK)).bind(list(&in_order)).execute(&mut *scan).await?;
+            sqlx::query(self.sql(BLOCK)).bind(list(&in_order)).execute(&mut *scan).await?;
         }
         scan.commit().await?;
         // What was cut off stands among what was met: the next claim begins where this one did.
         let last = met.last().map(|met| met.position).filter(|_| !is_cut);
         // What is leased is ours, whatever becomes of this.
-        let is_held_up = self.check_parked(&parked).await.unwrap_or_else(|failed| {
-            tracing::warn!(table = %self.table, ?failed, "parked rows are not checked: the next sweep finds those that wait for nobody");
+        let is_held_up = self.check_blocked(&blocked).await.unwrap_or_else(|failed| {
+            tracing::warn!(table = %self.table, ?failed, "blocked rows are not checked: the next sweep finds those that wait for nobody");
             false
         });
-        Ok(Taken { rows, more: is_full || is_cut, last, is_held_up })
+        Ok(ClaimedRows { rows, more: is_full || is_cut, last, is_held_up })
     }
 
-    /// A row may have been finished while others were parked behind it, and nobody would unpark those. Runs after they are
-    /// parked for everybody to see, and unparks those whose predecessor is finished or about to be; true if there are any.
-    async fn check_parked(&self, parked: &[(i64, i64)]) -> Result<bool, Failed> {
-        if parked.is_empty() {
+    /// A row may have been finished while others were blocked behind it, and nobody would unblock those. Runs after they are
+    /// blocked for everybody to see, and unblocks those whose predecessor is finished or about to be; true if there are any.
+    async fn check_blocked(&self, blocked: &[(i64, i64)]) -> Result<bool, Failed> {
+        if blocked.is_empty() {
             return Ok(false);
         }
-        let predecessors: BTreeSet<i64> = parked.iter().map(|(_, predecessor)| *predecessor).collect();
+        let predecessors: BTreeSet<i64> = blocked.iter().map(|(_, predecessor)| *predecessor).collect();
         let predecessors: Vec<i64> = predecessors.into_iter().collect();
         let waited_for = sqlx::query(self.sql(WAITED_FOR)).bind(list(&predecessors));
         let waited_for = self.claims.fetch(waited_for).await?;
         let waited_for = waited_for.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<i64>, _>>()?;
-        let free = parked.iter().filter(|(_, predecessor)| !waited_for.contains(predecessor));
+        let free = blocked.iter().filter(|(_, predecessor)| !waited_for.contains(predecessor));
         let free: Vec<i64> = free.map(|(row, _)| *row).collect();
         let is_held_up = !free.is_empty();
-        self.unpark_rows(free).await?;
+        self.unblock_rows(free).await?;
         Ok(is_held_up)
     }
 
-    async fn unpark_rows(&self, rows: Vec<i64>) -> Result<(), Failed> {
+    async fn unblock_rows(&self, rows: Vec<i64>) -> Result<(), Failed> {
         if rows.is_empty() {
             return Ok(());
         }
         let mut work = self.claims.begin(BEGIN_OWN).await?;
-        self.unpark(&mut work, rows).await?;
+        self.unblock(&mut work, rows).await?;
         work.commit().await
     }
 
-    /// Looks at some of what is parked, for rows that wait for nobody.
-    async fn sweep_parked(&self) -> Result<(), Failed> {
-        let Some(behind) = self.patrol.next() else { return Ok(()) };
-        let (time, seq) = bound(Some(behind));
+    /// Looks at some of what is blocked, for rows that wait for nobody.
+    async fn sweep_blocked(&self) -> Result<(), Failed> {
+        let Some(after) = self.sweeper.next() else { return Ok(()) };
+        let (time, seq) = bound(Some(after));
         let mut scan = self.claims.begin(BEGIN_OWN).await?;
-        let look = sqlx::query(self.sql(FORGOTTEN)).bind(time).bind(time).bind(seq).bind(bound_limit(STRETCH));
+        let look = sqlx::query(self.sql(ORPHANED)).bind(time).bind(time).bind(seq).bind(bound_limit(SWEEP_BATCH));
         let rows = look.fetch_all(&mut *scan).await?;
         scan.commit().await?;
-        let (mut last, mut forgotten) = (None, Vec::new());
+        let (mut last, mut orphaned) = (None, Vec::new());
         for row in &rows {
             let seq: i64 = row.try_get(0)?;
             last = Some(position(row.try_get(1)?, seq));
             if row.try_get(2)? {
-                forgotten.push(seq);
+                orphaned.push(seq);
             }
         }
-        self.unpark_rows(forgotten).await?;
-        self.patrol.looked(rows.len(), last);
+        self.unblock_rows(orphaned).await?;
+        self.sweeper.looked(rows.len(), last);
         Ok(())
     }
 
@@ -342,12 +342,12 @@ impl OutboxStore {
         &self,
         scan: &mut MySqlConnection,
         ready: &[i64],
-        wanted: &Wanted<'_>,
-    ) -> Result<(Vec<Found>, Vec<Met>), sqlx::Error> {
+        request: &ClaimRequest<'_>,
+    ) -> Result<(Vec<Found>, Vec<Candidate>), sqlx::Error> {
         if ready.is_empty() {
             return Ok((Vec::new(), Vec::new()));
         }
-        let query = bind_free(sqlx::query(self.sql(&meet())).bind(list(ready)), wanted);
+        let query = bind_free(sqlx::query(self.sql(&meet())).bind(list(ready)), request);
         let rows = query.fetch_all(&mut *scan).await?;
         let (mut locked, mut keys) = (Vec::with_capacity(rows.len()), HashMap::with_capacity(rows.len()));
         for row in &rows {
@@ -359,8 +359,8 @@ impl OutboxStore {
         for row in sqlx::query(self.sql(PREDECESSORS)).bind(list(&locked)).fetch_all(scan).await? {
             predecessors.insert(row.try_get(0)?, row.try_get(1)?);
         }
-        let found = not_left_out(&rows, wanted)?;
-        let met = found.iter().map(|found| Met {
+        let found = not_left_out(&rows, request)?;
+        let met = found.iter().map(|found| Candidate {
             position: found.position,
             losses: found.losses,
             bytes: found.bytes,
@@ -371,14 +371,14 @@ impl OutboxStore {
         Ok((found, met))
     }
 
-    /// Leases rows that this transaction has locked, and answers in the order in which they were chosen.
+    /// LeaseSet rows that this transaction has locked, and answers in the order in which they were chosen.
     async fn lease_found(
         &self,
         scan: &mut MySqlConnection,
         found: &[Found],
         chosen: &[i64],
-        lock: &str,
-    ) -> Result<Vec<Pending>, sqlx::Error> {
+        claim_id: &str,
+    ) -> Result<Vec<ClaimedRow>, sqlx::Error> {
         if chosen.is_empty() {
             return Ok(Vec::new());
         }
@@ -389,13 +389,13 @@ impl OutboxStore {
                 let dead = sqlx::query(self.sql(DEAD)).bind(lease_lost_error(first.losses)).bind(first.losses);
                 dead.bind(chosen[0]).execute(&mut *scan).await?;
                 if self.mode == Mode::Ordered(DeadHead::Skip) {
-                    self.unpark_behind(scan, chosen).await?;
+                    self.unblock_behind(scan, chosen).await?;
                 }
             }
             false => {
                 let mut in_order = chosen.to_vec();
                 in_order.sort_unstable();
-                let lease = sqlx::query(self.sql(LEASE)).bind(list(&in_order)).bind(lock).bind(first.losses);
+                let lease = sqlx::query(self.sql(LEASE)).bind(list(&in_order)).bind(claim_id).bind(first.losses);
                 lease.execute(&mut *scan).await?;
             }
         }
@@ -408,7 +408,7 @@ impl OutboxStore {
         connection: &mut MySqlConnection,
         sql: &str,
         chosen: &[i64],
-    ) -> Result<Vec<Pending>, sqlx::Error> {
+    ) -> Result<Vec<ClaimedRow>, sqlx::Error> {
         let is_ordered = matches!(self.mode, Mode::Ordered(_));
         let mut by_seq = HashMap::with_capacity(chosen.len());
         for row in sqlx::query(self.sql(sql)).bind(list(chosen)).fetch_all(connection).await? {
@@ -421,16 +421,16 @@ impl OutboxStore {
         Ok(chosen.iter().filter_map(|seq| by_seq.remove(seq)).collect())
     }
 
-    pub(super) async fn first_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, Failed> {
+    pub(super) async fn first_due(&self, request: &ClaimRequest<'_>) -> Result<Option<Duration>, Failed> {
         let mut scan = self.claims.begin(BEGIN_OWN).await?;
-        let mut first = self.first_due_on(&mut scan, wanted).await?;
-        if self.mode.leases_rows() && wanted.suspects {
-            let sql = next_lease_end(self.mode, wanted.event_type.is_some());
-            let mut query = sqlx::query_scalar(self.sql(&sql)).bind(micros(wanted.lease));
-            if let Some(event_type) = wanted.event_type {
+        let mut first = self.first_due_on(&mut scan, request).await?;
+        if self.mode.leases_rows() && request.allow_suspects {
+            let sql = next_lease_end(self.mode, request.event_type.is_some());
+            let mut query = sqlx::query_scalar(self.sql(&sql)).bind(micros(request.lease));
+            if let Some(event_type) = request.event_type {
                 query = query.bind(event_type);
             }
-            let ends: Option<i64> = query.bind(joined(wanted.left_out)).fetch_one(&mut *scan).await?;
+            let ends: Option<i64> = query.bind(joined(request.in_flight)).fetch_one(&mut *scan).await?;
             first = first.into_iter().chain(ends.map(span)).min();
         }
         scan.commit().await?;
@@ -440,22 +440,22 @@ impl OutboxStore {
     async fn first_due_on(
         &self,
         scan: &mut MySqlConnection,
-        wanted: &Wanted<'_>,
+        request: &ClaimRequest<'_>,
     ) -> Result<Option<Duration>, sqlx::Error> {
-        let sql = next_due(self.mode, wanted.event_type.is_some());
+        let sql = next_due(self.mode, request.event_type.is_some());
         // As a rule the first is not left out; else one among as many as are left out and one more is not.
-        for limit in [1, wanted.left_out.len().saturating_add(1)] {
+        for limit in [1, request.in_flight.len().saturating_add(1)] {
             let mut query = sqlx::query(self.sql(&sql));
             if self.mode.leases_rows() {
-                query = query.bind(wanted.suspects);
+                query = query.bind(request.allow_suspects);
             }
-            if let Some(event_type) = wanted.event_type {
+            if let Some(event_type) = request.event_type {
                 query = query.bind(event_type);
             }
             let rows = query.bind(bound_limit(limit)).fetch_all(&mut *scan).await?;
-            let left_out: HashSet<i64> = wanted.left_out.iter().copied().collect();
+            let in_flight: HashSet<i64> = request.in_flight.iter().copied().collect();
             for row in &rows {
-                if !left_out.contains(&row.try_get(0)?) {
+                if !in_flight.contains(&row.try_get(0)?) {
                     return Ok(Some(span(row.try_get(1)?)));
                 }
             }
@@ -468,14 +468,14 @@ impl OutboxStore {
 
     pub(super) async fn due_types(&self) -> Result<Vec<String>, Failed> {
         let mut scan = self.claims.begin(BEGIN_OWN).await?;
-        let (mut types, mut behind) = (Vec::new(), String::new());
+        let (mut types, mut after) = (Vec::new(), String::new());
         loop {
-            let list = sqlx::query(self.sql(PENDING_TYPES)).bind(&behind).bind(TYPES);
+            let list = sqlx::query(self.sql(PENDING_TYPES)).bind(&after).bind(TYPES);
             let rows = list.fetch_all(&mut *scan).await?;
             for row in &rows {
-                behind = row.try_get(0)?;
+                after = row.try_get(0)?;
                 if row.try_get(1)? {
-                    types.push(behind.clone());
+                    types.push(after.clone());
                 }
             }
             if (rows.len() as i64) < TYPES {
@@ -507,10 +507,10 @@ fn choose(found: &[Found]) -> (Vec<i64>, bool) {
 }
 
 /// In the order of delivery.
-fn not_left_out(rows: &[MySqlRow], wanted: &Wanted<'_>) -> Result<Vec<Found>, sqlx::Error> {
-    let left_out: HashSet<i64> = wanted.left_out.iter().copied().collect();
+fn not_left_out(rows: &[MySqlRow], request: &ClaimRequest<'_>) -> Result<Vec<Found>, sqlx::Error> {
+    let in_flight: HashSet<i64> = request.in_flight.iter().copied().collect();
     let mut found = rows.iter().map(Found::read).collect::<Result<Vec<_>, _>>()?;
-    found.retain(|found| !left_out.contains(&found.position.seq));
+    found.retain(|found| !in_flight.contains(&found.position.seq));
     found.sort_unstable_by_key(|found| found.position);
     Ok(found)
 }
@@ -518,18 +518,18 @@ fn not_left_out(rows: &[MySqlRow], wanted: &Wanted<'_>) -> Result<Vec<Found>, sq
 type Bound<'q> = Query<'q, MySql, MySqlArguments>;
 
 /// What [`due_rows`] wants.
-fn bind_due<'q>(mut query: Bound<'q>, wanted: &Wanted<'q>) -> Bound<'q> {
-    if let Some(event_type) = wanted.event_type {
+fn bind_due<'q>(mut query: Bound<'q>, request: &ClaimRequest<'q>) -> Bound<'q> {
+    if let Some(event_type) = request.event_type {
         query = query.bind(event_type);
     }
-    let (time, seq) = bound(wanted.behind);
-    query.bind(time).bind(time).bind(seq).bind(micros(wanted.skip_recent))
+    let (time, seq) = bound(request.after);
+    query.bind(time).bind(time).bind(seq).bind(micros(request.skip_recent))
 }
 
 /// What [`FREE`] wants.
-fn bind_free<'q>(query: Bound<'q>, wanted: &Wanted<'q>) -> Bound<'q> {
-    let query = query.bind(micros(wanted.lease)).bind(micros(wanted.lease / 10));
-    query.bind(joined(wanted.left_out)).bind(wanted.suspects)
+fn bind_free<'q>(query: Bound<'q>, request: &ClaimRequest<'q>) -> Bound<'q> {
+    let query = query.bind(micros(request.lease)).bind(micros(request.lease / 10));
+    query.bind(joined(request.in_flight)).bind(request.allow_suspects)
 }
 
 /// A list of rows as `FIND_IN_SET` searches it.
@@ -539,8 +539,8 @@ fn joined(rows: &[i64]) -> String {
 }
 
 /// The position behind which to begin, as binds.
-fn bound(behind: Option<Position>) -> (NaiveDateTime, i64) {
-    match behind {
+fn bound(after: Option<Position>) -> (NaiveDateTime, i64) {
+    match after {
         Some(Position { due, seq }) => (DateTime::from_timestamp_micros(due).unwrap_or_else(earliest).naive_utc(), seq),
         None => (earliest().naive_utc(), i64::MIN),
     }

@@ -5,7 +5,7 @@ use sqlx::{MySqlConnection, Row};
 
 use super::OutboxStore;
 use crate::mysql::clock::{micros, storable};
-use crate::mysql::faults::number;
+use crate::mysql::errors::number;
 use crate::outbox::{chunks, write_headers};
 
 /// Numbers are given in the order of the rows.
@@ -22,8 +22,8 @@ const KEPT: usize = 8;
 ///
 /// They are asked for, because how numbers follow each other depends on the server's settings.
 const NUMBERS: &str = "SELECT event_id, seq
-     FROM JSON_TABLE(?, '$[*]' COLUMNS (id VARCHAR(128) PATH '$')) AS wanted
-     STRAIGHT_JOIN {table} ON event_id = CONVERT(wanted.id USING utf8mb4) COLLATE utf8mb4_bin";
+     FROM JSON_TABLE(?, '$[*]' COLUMNS (id VARCHAR(128) PATH '$')) AS listed
+     STRAIGHT_JOIN {table} ON event_id = CONVERT(listed.id USING utf8mb4) COLLATE utf8mb4_bin";
 
 /// Binds: the rows. A transaction that a deadlock has undone commits what came after it as if it were well.
 pub(super) const SURVIVING: &str = "SELECT seq FROM {rows}";
@@ -48,13 +48,13 @@ pub(super) fn insert(events: &[&Event], is_locked: bool) -> String {
             Delay::Until(_) => "?",
             Delay::For(_) => "{now} + INTERVAL ? MICROSECOND",
         };
-        let lock = if is_locked { "?, {now}" } else { "NULL, NULL" };
+        let claim_id = if is_locked { "?, {now}" } else { "NULL, NULL" };
         let comma = if place == 0 { "" } else { ", " };
         sql.push_str(comma);
         sql.push_str("(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {now}, ");
         sql.push_str(available_at);
         sql.push_str(", ");
-        sql.push_str(lock);
+        sql.push_str(claim_id);
         sql.push(')');
     }
     sql
@@ -65,11 +65,11 @@ impl OutboxStore {
         &self,
         connection: &mut MySqlConnection,
         events: &[&Event],
-        lock: Option<&str>,
+        claim_id: Option<&str>,
     ) -> Result<Vec<i64>, sqlx::Error> {
         let mut numbers = Vec::with_capacity(events.len());
         for chunk in chunks(events) {
-            numbers.extend(self.insert_chunk(connection, chunk, lock).await?);
+            numbers.extend(self.insert_chunk(connection, chunk, claim_id).await?);
         }
         Ok(numbers)
     }
@@ -78,10 +78,10 @@ impl OutboxStore {
         &self,
         connection: &mut MySqlConnection,
         events: &[&Event],
-        lock: Option<&str>,
+        claim_id: Option<&str>,
     ) -> Result<Vec<i64>, sqlx::Error> {
         let is_usual = events.len() == 1 || (events.len() <= KEPT && !events.iter().any(|event| event.is_delayed()));
-        let mut query = sqlx::query(self.sql(&insert(events, lock.is_some()))).persistent(is_usual);
+        let mut query = sqlx::query(self.sql(&insert(events, claim_id.is_some()))).persistent(is_usual);
         for event in events {
             let (text, bytes) = match event.payload() {
                 Payload::Text(text) => (Some(text.as_str()), None),
@@ -106,8 +106,8 @@ impl OutboxStore {
                 Delay::Until(at) => query.bind(storable(at)),
                 Delay::For(wait) => query.bind(micros(wait)),
             };
-            if let Some(lock) = lock {
-                query = query.bind(lock);
+            if let Some(claim_id) = claim_id {
+                query = query.bind(claim_id);
             }
         }
         let inserted = query.execute(&mut *connection).await?;

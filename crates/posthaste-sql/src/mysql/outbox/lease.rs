@@ -1,6 +1,6 @@
 use std::collections::HashSet;
 
-use posthaste_core::outbox::{Changed, FOUND_AMONG, Leases, Mode};
+use posthaste_core::outbox::{SettledRows, FOUND_AMONG, LeaseSet, Mode};
 use sqlx::MySql;
 
 use super::settle::standing;
@@ -21,8 +21,8 @@ const EXISTING: &str = "SELECT seq FROM {rows}";
 
 /// Which of these events exist. Binds: the ids, a JSON array.
 const EXISTING_EVENTS: &str = "SELECT seq
-     FROM JSON_TABLE(?, '$[*]' COLUMNS (id VARCHAR(128) PATH '$')) AS wanted
-     STRAIGHT_JOIN {table} ON event_id = CONVERT(wanted.id USING utf8mb4) COLLATE utf8mb4_bin";
+     FROM JSON_TABLE(?, '$[*]' COLUMNS (id VARCHAR(128) PATH '$')) AS listed
+     STRAIGHT_JOIN {table} ON event_id = CONVERT(listed.id USING utf8mb4) COLLATE utf8mb4_bin";
 
 /// What these locks hold at the head of the table. No index has locks: it would cost every claim more than this statement,
 /// which runs only after the answer to a claim was lost. Binds: the locks.
@@ -40,13 +40,13 @@ pub(super) fn of_claims(mode: Mode) -> String {
 }
 
 impl OutboxStore {
-    pub(super) async fn renew_leases(&self, locks: &[String], rows: &[i64]) -> Result<Changed, Failed> {
-        self.change_leases(&self.renewals, RENEW, locks, rows).await
+    pub(super) async fn renew_leases(&self, claim_ids: &[String], rows: &[i64]) -> Result<SettledRows, Failed> {
+        self.change_leases(&self.renewals, RENEW, claim_ids, rows).await
     }
 
-    pub(super) async fn start_suspects(&self, lock: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, Failed> {
+    pub(super) async fn start_suspects(&self, claim_id: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, Failed> {
         let mut work = self.claims.begin(BEGIN_OWN).await?;
-        let ours = self.lock_standing(&mut work, &[lock.to_owned()], rows).await?;
+        let ours = self.lock_standing(&mut work, &[claim_id.to_owned()], rows).await?;
         if !ours.is_empty() {
             let mark = sqlx::query(self.sql(MARK_STARTED)).bind(list(&ours)).bind(started);
             mark.execute(&mut *work).await?;
@@ -56,31 +56,31 @@ impl OutboxStore {
     }
 
     /// Answers with the rows that exist and are no longer leased by these locks.
-    pub(super) async fn release_leases(&self, leases: &Leases<'_>) -> Result<HashSet<i64>, Failed> {
+    pub(super) async fn release_leases(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, Failed> {
         let session = &self.settlements;
-        let (locks, rows): (_, Vec<i64>) = match leases {
-            Leases::OfRows { locks, rows } => {
+        let (claim_ids, rows): (_, Vec<i64>) = match leases {
+            LeaseSet::Rows { claim_ids, rows } => {
                 let mut work = session.begin(BEGIN_OWN).await?;
                 let existing = sqlx::query_scalar(self.sql(EXISTING)).bind(list(rows)).fetch_all(&mut *work).await?;
                 work.commit().await?;
-                (locks, existing)
+                (claim_ids, existing)
             }
-            Leases::OfEvents { locks, ids } => {
+            LeaseSet::Events { claim_ids, ids } => {
                 let mut work = session.begin(BEGIN_OWN).await?;
                 let ids = serde_json::to_string(ids).map_err(|error| sqlx::Error::Encode(error.into()))?;
                 let existing = sqlx::query_scalar(self.sql(EXISTING_EVENTS)).bind(ids).fetch_all(&mut *work).await?;
                 work.commit().await?;
-                (locks, existing)
+                (claim_ids, existing)
             }
-            Leases::OfClaims { locks } => {
+            LeaseSet::Claims { claim_ids } => {
                 let mut work = session.begin(BEGIN_OWN).await?;
-                let held = sqlx::query_scalar(self.sql(&of_claims(self.mode))).bind(locks.join(","));
+                let held = sqlx::query_scalar(self.sql(&of_claims(self.mode))).bind(claim_ids.join(","));
                 let held = held.fetch_all(&mut *work).await?;
                 work.commit().await?;
-                (locks, held)
+                (claim_ids, held)
             }
         };
-        let released = self.change_leases(session, RELEASE, locks, &rows).await?;
+        let released = self.change_leases(session, RELEASE, claim_ids, &rows).await?;
         Ok(rows.into_iter().filter(|seq| !released.locked.contains(seq)).collect())
     }
 
@@ -90,16 +90,16 @@ impl OutboxStore {
         &self,
         session: &Session<MySql>,
         sql: &'static str,
-        locks: &[String],
+        claim_ids: &[String],
         rows: &[i64],
-    ) -> Result<Changed, Failed> {
+    ) -> Result<SettledRows, Failed> {
         if rows.is_empty() {
-            return Ok(Changed::default());
+            return Ok(SettledRows::default());
         }
         let mut in_order = rows.to_vec();
         in_order.sort_unstable();
         let mut work = session.begin(BEGIN_OWN).await?;
-        let ours = self.lock_standing(&mut work, locks, &in_order).await?;
+        let ours = self.lock_standing(&mut work, claim_ids, &in_order).await?;
         if !ours.is_empty() {
             sqlx::query(self.sql(sql)).bind(list(&ours)).execute(&mut *work).await?;
         }
@@ -107,10 +107,10 @@ impl OutboxStore {
         in_order.retain(|seq| !ours.contains(seq));
         let mut locked = HashSet::new();
         if !in_order.is_empty() {
-            let held = sqlx::query_scalar(self.sql(&standing(self.mode))).bind(list(&in_order)).bind(locks.join(","));
+            let held = sqlx::query_scalar(self.sql(&standing(self.mode))).bind(list(&in_order)).bind(claim_ids.join(","));
             locked = held.fetch_all(&mut *work).await?.into_iter().collect();
         }
         work.commit().await?;
-        Ok(Changed { rows: ours, locked })
+        Ok(SettledRows { rows: ours, locked })
     }
 }

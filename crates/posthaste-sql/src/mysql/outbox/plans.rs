@@ -141,7 +141,7 @@ async fn rows_are_looked_up_by_their_numbers() {
         for mode in MODES {
             for (sql, values) in [
                 (claim::read(), &["'[5,6]'"][..]),
-                (claim::LEASE.to_owned(), &["'[5,6]'", "'lock'", "0"]),
+                (claim::LEASE.to_owned(), &["'[5,6]'", "'claim_id'", "0"]),
                 (settle::standing(mode), &["'[5,6]'", "'a:1,b'"]),
                 (settle::lock_standing(mode), &["'[5,6]'", "'a:1,b'"]),
                 (settle::wait_for_standing(mode), &["'[5,6]'", "'a:1,b'"]),
@@ -151,9 +151,9 @@ async fn rows_are_looked_up_by_their_numbers() {
                 (lease::RELEASE.to_owned(), &["'[5,6]'"]),
                 (claim::meet(), &["'[5,6]'", "1000", "100", "''", "TRUE"]),
                 (claim::WAITED_FOR.to_owned(), &["'[5,6]'"]),
-                (claim::LOCK_PARKED.to_owned(), &["'[5,6]'"]),
-                (claim::PARK.to_owned(), &["'[5,6]'"]),
-                (claim::UNPARK.to_owned(), &["'[5,6]'"]),
+                (claim::LOCK_BLOCKED.to_owned(), &["'[5,6]'"]),
+                (claim::BLOCK.to_owned(), &["'[5,6]'"]),
+                (claim::UNBLOCK.to_owned(), &["'[5,6]'"]),
             ] {
                 let found = plan(&mut connection, mode, &sql, values).await;
                 assert_searches(&found, "outbox_event", "PRIMARY");
@@ -169,14 +169,14 @@ async fn who_waits_for_whom_is_found_by_the_index_of_keys() {
             let predecessors = plan(&mut connection, mode, claim::PREDECESSORS, &["'[5,6]'"]).await;
             assert_searches(&predecessors, "outbox_event", "PRIMARY");
             assert_searches(&predecessors, "earlier", "outbox_event_key");
-            let parked = plan(&mut connection, mode, claim::PARKED, &["'[5,6]'", "99"]).await;
-            assert_searches(&parked, "outbox_event", "PRIMARY");
-            assert_searches(&parked, "next", "outbox_event_key");
-            assert_searches(&parked, "until", "outbox_event_key");
-            let forgotten =
-                plan(&mut connection, mode, claim::FORGOTTEN, &["'2020-01-01'", "'2020-01-01'", "0", "1000"]).await;
-            assert_searches(&forgotten, "parked", "outbox_event_ready");
-            assert_searches(&forgotten, "earlier", "outbox_event_key");
+            let blocked = plan(&mut connection, mode, claim::BLOCKED, &["'[5,6]'", "99"]).await;
+            assert_searches(&blocked, "outbox_event", "PRIMARY");
+            assert_searches(&blocked, "next", "outbox_event_key");
+            assert_searches(&blocked, "until", "outbox_event_key");
+            let orphaned =
+                plan(&mut connection, mode, claim::ORPHANED, &["'2020-01-01'", "'2020-01-01'", "0", "1000"]).await;
+            assert_searches(&orphaned, "blocked", "outbox_event_ready");
+            assert_searches(&orphaned, "earlier", "outbox_event_key");
         }
     }
 }
@@ -186,18 +186,18 @@ async fn operators_do_not_read_the_backlog() {
     let one = DeadFilter { event_id: Some("1".to_owned()), ..DeadFilter::default() };
     for mut connection in tables().await {
         let mode = Mode::SingleNode;
-        let dead = plan(&mut connection, mode, &upkeep::dead(&DeadFilter::all()), &["10"]).await;
+        let dead = plan(&mut connection, mode, &operator::dead(&DeadFilter::all()), &["10"]).await;
         assert_searches(&dead, "outbox_event", "outbox_event_dead");
-        let dead = plan(&mut connection, mode, &upkeep::replayable(&DeadFilter::all()), &["0", "10"]).await;
+        let dead = plan(&mut connection, mode, &operator::replayable(&DeadFilter::all()), &["0", "10"]).await;
         assert_searches(&dead, "outbox_event", "outbox_event_dead");
-        let found = plan(&mut connection, mode, &upkeep::dead(&one), &["'1'", "10"]).await;
+        let found = plan(&mut connection, mode, &operator::dead(&one), &["'1'", "10"]).await;
         assert!(found.is_empty() || found.iter().any(|line| line.contains("event_id")), "{found:#?}");
         for purge in [Purge::Done, Purge::Everything] {
-            let old = plan(&mut connection, mode, &upkeep::purgeable(purge), &["1", "1", "1", "500"]).await;
+            let old = plan(&mut connection, mode, &operator::purgeable(purge), &["1", "1", "1", "500"]).await;
             assert_eq!(old.len(), 1);
             assert!(old[0].starts_with("outbox_event | index | PRIMARY | ") && !old[0].contains("filesort"), "{old:?}");
         }
-        let old = plan(&mut connection, mode, &upkeep::purgeable(Purge::Dead), &["1", "1", "1", "500"]).await;
+        let old = plan(&mut connection, mode, &operator::purgeable(Purge::Dead), &["1", "1", "1", "500"]).await;
         assert_searches(&old, "outbox_event", "outbox_event_dead");
     }
 }

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use posthaste_core::Event;
-use posthaste_core::outbox::{OutboxRow, OutboxStatus, Pending, Position};
+use posthaste_core::outbox::{OutboxRow, OutboxStatus, ClaimedRow, Position};
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
@@ -26,8 +26,8 @@ pub(super) const BYTES: &str = "CAST(COALESCE(OCTET_LENGTH(payload), OCTET_LENGT
 pub(super) const ROW_COLUMNS: &str = "status, done_at, last_error, locked_by, locked_at, lease_losses";
 
 /// A row as a claim reads it.
-pub(super) fn due(row: &MySqlRow) -> Result<Pending, sqlx::Error> {
-    Ok(Pending {
+pub(super) fn due(row: &MySqlRow) -> Result<ClaimedRow, sqlx::Error> {
+    Ok(ClaimedRow {
         position: position(row.try_get(14)?, row.try_get(16)?),
         created_at: row.try_get(13)?,
         event: read_event(row),

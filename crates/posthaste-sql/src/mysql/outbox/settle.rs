@@ -1,14 +1,14 @@
 use std::collections::HashSet;
 
-use posthaste_core::outbox::{Change, Changed, DeadHead, Mode, OutboxStatus};
+use posthaste_core::outbox::{RowUpdate, SettledRows, DeadHead, Mode, OutboxStatus};
 use serde_json::json;
 use sqlx::MySqlConnection;
 
-use super::claim::{LOCK_PARKED, PARKED, UNPARK};
+use super::claim::{LOCK_BLOCKED, BLOCKED, UNBLOCK};
 use super::{BEGIN_OWN, OutboxStore, list};
 use crate::mysql::clock::micros;
-use crate::mysql::faults::is_lock_timeout;
-use crate::outbox::unparked;
+use crate::mysql::errors::is_lock_timeout;
+use crate::outbox::unblocked;
 use crate::session::Failed;
 
 /// Which rows may be changed: pending ones whose claim still stands. Binds: the fences of all of them, which are ids of
@@ -57,25 +57,25 @@ pub(super) fn change(mode: Mode) -> String {
     format!(
         "UPDATE JSON_TABLE(?, '$[*]' COLUMNS (
              id BIGINT PATH '$[0]', becomes TINYINT PATH '$[1]', tried BIGINT PATH '$[2]', wait BIGINT PATH '$[3]',
-             error TEXT CHARACTER SET utf8mb4 PATH '$[4]')) AS wanted
-         STRAIGHT_JOIN {{table}} FORCE INDEX (PRIMARY) ON seq = wanted.id
-         SET status = wanted.becomes,
-             attempts = coalesce(wanted.tried, attempts),
-             available_at = COALESCE({{now}} + INTERVAL wanted.wait MICROSECOND, available_at),
-             done_at = CASE WHEN wanted.becomes IN (1, 3) THEN {{now}} END,
-             last_error = COALESCE(wanted.error, last_error),
+             error TEXT CHARACTER SET utf8mb4 PATH '$[4]')) AS listed
+         STRAIGHT_JOIN {{table}} FORCE INDEX (PRIMARY) ON seq = listed.id
+         SET status = listed.becomes,
+             attempts = coalesce(listed.tried, attempts),
+             available_at = COALESCE({{now}} + INTERVAL listed.wait MICROSECOND, available_at),
+             done_at = CASE WHEN listed.becomes IN (1, 3) THEN {{now}} END,
+             last_error = COALESCE(listed.error, last_error),
              locked_by = NULL,
              locked_at = NULL,
-             lease_losses = CASE WHEN wanted.becomes IN (1, 3) THEN lease_losses ELSE 0 END
+             lease_losses = CASE WHEN listed.becomes IN (1, 3) THEN lease_losses ELSE 0 END
          WHERE {}",
         fence(mode)
     )
 }
 
 impl OutboxStore {
-    pub(super) async fn change(&self, fences: &[String], changes: &[Change]) -> Result<Changed, Failed> {
+    pub(super) async fn change(&self, fencing_tokens: &[String], changes: &[RowUpdate]) -> Result<SettledRows, Failed> {
         if !matches!(self.mode, Mode::Ordered(_)) {
-            match self.change_all(fences, changes).await {
+            match self.change_all(fencing_tokens, changes).await {
                 Ok(Some(changed)) => return Ok(changed),
                 // Nobody tells which rows were changed or are locked: those that may be changed are locked first.
                 Ok(None) => {}
@@ -85,15 +85,15 @@ impl OutboxStore {
         }
         let mut rows: Vec<i64> = changes.iter().map(|change| change.seq).collect();
         let mut work = self.settlements.begin(BEGIN_OWN).await?;
-        let ours: HashSet<i64> = self.wait_for_standing(&mut work, fences, &rows).await?.into_iter().collect();
-        let changes: Vec<Change> = changes.iter().filter(|change| ours.contains(&change.seq)).cloned().collect();
+        let ours: HashSet<i64> = self.wait_for_standing(&mut work, fencing_tokens, &rows).await?.into_iter().collect();
+        let changes: Vec<RowUpdate> = changes.iter().filter(|change| ours.contains(&change.seq)).cloned().collect();
         if !changes.is_empty() {
-            self.change_rows(&mut work, fences, &changes).await?;
+            self.change_rows(&mut work, fencing_tokens, &changes).await?;
         }
         rows.retain(|seq| !ours.contains(seq));
         let mut locked = HashSet::new();
         if !rows.is_empty() {
-            let held = sqlx::query_scalar(self.sql(&standing(self.mode))).bind(list(&rows)).bind(fences.join(","));
+            let held = sqlx::query_scalar(self.sql(&standing(self.mode))).bind(list(&rows)).bind(fencing_tokens.join(","));
             locked = held.fetch_all(&mut *work).await?.into_iter().collect();
         }
         if matches!(self.mode, Mode::Ordered(_)) {
@@ -103,39 +103,39 @@ impl OutboxStore {
                 OutboxStatus::New | OutboxStatus::Retry => false,
             });
             let passed: Vec<i64> = passed.map(|change| change.seq).collect();
-            // A statement of its own, which sees what was parked until those rows could be changed.
-            self.unpark_behind(&mut work, &passed).await?;
+            // A statement of its own, which sees what was blocked until those rows could be changed.
+            self.unblock_behind(&mut work, &passed).await?;
         }
         work.commit().await?;
-        Ok(Changed { rows: ours, locked })
+        Ok(SettledRows { rows: ours, locked })
     }
 
     /// The usual case: all of them are ours and nobody has locked one. Else nothing is changed.
-    async fn change_all(&self, fences: &[String], changes: &[Change]) -> Result<Option<Changed>, Failed> {
+    async fn change_all(&self, fencing_tokens: &[String], changes: &[RowUpdate]) -> Result<Option<SettledRows>, Failed> {
         let mut work = self.settlements.begin(BEGIN_OWN).await?;
-        let changed = self.change_rows(&mut work, fences, changes).await?;
+        let changed = self.change_rows(&mut work, fencing_tokens, changes).await?;
         if changed != changes.len() as u64 {
             sqlx::raw_sql("ROLLBACK").execute(&mut *work).await?;
             work.commit().await?;
             return Ok(None);
         }
         work.commit().await?;
-        Ok(Some(Changed { rows: changes.iter().map(|change| change.seq).collect(), locked: HashSet::new() }))
+        Ok(Some(SettledRows { rows: changes.iter().map(|change| change.seq).collect(), locked: HashSet::new() }))
     }
 
     /// Answers with how many rows there were to change, also where they are as before.
     async fn change_rows(
         &self,
         connection: &mut MySqlConnection,
-        fences: &[String],
-        changes: &[Change],
+        fencing_tokens: &[String],
+        changes: &[RowUpdate],
     ) -> Result<u64, sqlx::Error> {
         let all_done = changes.iter().all(|change| change.status == OutboxStatus::Done);
         let (sql, changes) = match all_done {
             true => (done(self.mode), list(&changes.iter().map(|change| change.seq).collect::<Vec<_>>())),
             false => (change(self.mode), bound_changes(changes)),
         };
-        let changed = sqlx::query(self.sql(&sql)).bind(changes).bind(fences.join(",")).execute(connection).await?;
+        let changed = sqlx::query(self.sql(&sql)).bind(changes).bind(fencing_tokens.join(",")).execute(connection).await?;
         Ok(changed.rows_affected())
     }
 
@@ -144,12 +144,12 @@ impl OutboxStore {
     async fn wait_for_standing(
         &self,
         connection: &mut MySqlConnection,
-        fences: &[String],
+        fencing_tokens: &[String],
         rows: &[i64],
     ) -> Result<Vec<i64>, sqlx::Error> {
-        let wait = sqlx::query_scalar(self.sql(&wait_for_standing(self.mode))).bind(list(rows)).bind(fences.join(","));
+        let wait = sqlx::query_scalar(self.sql(&wait_for_standing(self.mode))).bind(list(rows)).bind(fencing_tokens.join(","));
         match wait.fetch_all(&mut *connection).await {
-            Err(error) if is_lock_timeout(&error) => self.lock_standing(connection, fences, rows).await,
+            Err(error) if is_lock_timeout(&error) => self.lock_standing(connection, fencing_tokens, rows).await,
             locked => locked,
         }
     }
@@ -158,16 +158,16 @@ impl OutboxStore {
     pub(super) async fn lock_standing(
         &self,
         connection: &mut MySqlConnection,
-        fences: &[String],
+        fencing_tokens: &[String],
         rows: &[i64],
     ) -> Result<Vec<i64>, sqlx::Error> {
-        let lock = sqlx::query_scalar(self.sql(&lock_standing(self.mode))).bind(list(rows)).bind(fences.join(","));
-        lock.fetch_all(connection).await
+        let claim_id = sqlx::query_scalar(self.sql(&lock_standing(self.mode))).bind(list(rows)).bind(fencing_tokens.join(","));
+        claim_id.fetch_all(connection).await
     }
 
     /// What waits behind these rows, which are finished or about to be deleted and locked by this transaction, may be met
     /// again.
-    pub(super) async fn unpark_behind(
+    pub(super) async fn unblock_behind(
         &self,
         connection: &mut MySqlConnection,
         finished: &[i64],
@@ -176,41 +176,41 @@ impl OutboxStore {
             return Ok(());
         }
         // Rows of one key are seldom finished together, so each is taken for a key of its own.
-        let parked =
-            sqlx::query_scalar(self.sql(PARKED)).bind(list(finished)).bind(unparked(finished.len()) as i64 - 1);
-        let parked = parked.fetch_all(&mut *connection).await?;
-        self.unpark(connection, parked).await
+        let blocked =
+            sqlx::query_scalar(self.sql(BLOCKED)).bind(list(finished)).bind(unblocked(finished.len()) as i64 - 1);
+        let blocked = blocked.fetch_all(&mut *connection).await?;
+        self.unblock(connection, blocked).await
     }
 
     /// Whoever checks whether a row is unfinished has it locked for a moment, so rows that are locked are waited for. Only
     /// what somebody has for longer is left to the sweep: a settlement must not fail for a row that is not its own.
-    pub(super) async fn unpark(
+    pub(super) async fn unblock(
         &self,
         connection: &mut MySqlConnection,
-        mut parked: Vec<i64>,
+        mut blocked: Vec<i64>,
     ) -> Result<(), sqlx::Error> {
-        if parked.is_empty() {
+        if blocked.is_empty() {
             return Ok(());
         }
-        parked.sort_unstable();
-        parked.dedup();
-        let unpark = sqlx::query(self.sql(UNPARK)).bind(list(&parked)).execute(&mut *connection).await;
-        match unpark {
+        blocked.sort_unstable();
+        blocked.dedup();
+        let unblock = sqlx::query(self.sql(UNBLOCK)).bind(list(&blocked)).execute(&mut *connection).await;
+        match unblock {
             Err(error) if is_lock_timeout(&error) => {}
-            unparked => return unparked.map(|_| ()),
+            unblocked => return unblocked.map(|_| ()),
         }
-        let free = sqlx::query_scalar(self.sql(LOCK_PARKED)).bind(list(&parked)).fetch_all(&mut *connection).await?;
+        let free = sqlx::query_scalar(self.sql(LOCK_BLOCKED)).bind(list(&blocked)).fetch_all(&mut *connection).await?;
         if free.is_empty() {
             return Ok(());
         }
-        sqlx::query(self.sql(UNPARK)).bind(list(&free)).execute(connection).await.map(|_| ())
+        sqlx::query(self.sql(UNBLOCK)).bind(list(&free)).execute(connection).await.map(|_| ())
     }
 }
 
 /// As [`change`] reads them.
-fn bound_changes(changes: &[Change]) -> String {
+fn bound_changes(changes: &[RowUpdate]) -> String {
     let changes = changes.iter().map(|change| {
-        let Change { seq, status, attempts, wait, error } = change;
+        let RowUpdate { seq, status, attempts, wait, error } = change;
         json!([seq, status.code(), attempts, wait.map(micros), error])
     });
     json!(changes.collect::<Vec<_>>()).to_string()

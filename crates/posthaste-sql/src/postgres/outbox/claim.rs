@@ -3,8 +3,8 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use posthaste_core::outbox::{
-    Chosen, DEAD_AFTER_LOSSES, DeadHead, MAX_CLAIM_BYTES, Met, Mode, Pending, Position, STARTED, SUSPECT_GROUP, Taken,
-    Wanted, choose_runs,
+    Selection, DEAD_AFTER_LOSSES, DeadHead, MAX_CLAIM_BYTES, Candidate, Mode, ClaimedRow, Position, STARTED, SUSPECT_GROUP, ClaimedRows,
+    ClaimRequest, select_runs,
 };
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, Row};
@@ -12,7 +12,7 @@ use sqlx::{AssertSqlSafe, PgConnection, Row};
 use super::rows::{DUE_COLUMNS, Due, EVENT_COLUMNS, due, key, position};
 use super::settle::{CHANGE, Locked};
 use super::{OutboxStore, fill};
-use crate::outbox::{SOONEST_TAKEOVER, STRETCH, key_of};
+use crate::outbox::{SOONEST_TAKEOVER, SWEEP_BATCH, key_of};
 use crate::postgres::clock::{earliest, micros, span};
 use crate::session::Failed;
 
@@ -66,7 +66,7 @@ pub(super) fn pending(of_one_type: bool) -> String {
     )
 }
 
-/// Leases what is due, and answers in no order. Binds: as [`pending`] up to the age, the lease in microseconds, whether a
+/// LeaseSet what is due, and answers in no order. Binds: as [`pending`] up to the age, the lease in microseconds, whether a
 /// suspect may be claimed, the lock, the event type.
 ///
 /// A suspect is a row of which a lease was lost before or is lost now. When the first row in the order is one, only suspects
@@ -117,23 +117,23 @@ pub(super) fn meet() -> String {
                    AND before.{{unfinished}} AND before.seq < row.seq
                  ORDER BY before.aggregate_type DESC, before.aggregate_id DESC, before.seq DESC LIMIT 1) END
          FROM {{table}} AS row
-         WHERE {due} AND NOT parked AND {FREE} AND seq NOT IN (SELECT unnest($1::bigint[]))
+         WHERE {due} AND NOT blocked AND {FREE} AND seq NOT IN (SELECT unnest($1::bigint[]))
          ORDER BY {order} LIMIT $2
          FOR UPDATE OF row SKIP LOCKED",
         losses = losses()
     )
 }
 
-/// Leases rows that were met, and answers in no order. Binds: the rows, the lock.
+/// LeaseSet rows that were met, and answers in no order. Binds: the rows, the lock.
 pub(super) fn lease_met() -> String {
     format!("UPDATE {{table}} SET {} WHERE seq = ANY ($1) RETURNING {EVENT_COLUMNS}, {DUE_COLUMNS}", leased("$2"))
 }
 
-/// Parks rows that were met, behind others that are unfinished. Binds: the rows.
-pub(super) const PARK: &str = "UPDATE {table} SET parked = true WHERE seq = ANY ($1)";
+/// Blocks rows that were met, behind others that are unfinished. Binds: the rows.
+pub(super) const BLOCK: &str = "UPDATE {table} SET blocked = true WHERE seq = ANY ($1)";
 
 /// Which of these rows are unfinished and not about to be finished: nobody has locked them. Whoever finishes one of them
-/// later sees what is parked behind it by now. `{rows}` is a list of numbers.
+/// later sees what is blocked behind it by now. `{rows}` is a list of numbers.
 ///
 /// One message for all of it: the locks are gone when the server has carried it out, however long this process takes to
 /// read the answer. No lock of ours may stand on rows that others have claimed.
@@ -142,42 +142,42 @@ const PREDECESSORS: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
      SELECT seq FROM {table} WHERE seq = ANY ('{{rows}}'::bigint[]) AND {standing} FOR SHARE SKIP LOCKED;
      COMMIT";
 
-/// Unparks the first rows of keys, so that they are met again. Binds: the aggregate types, the aggregate ids, how many.
+/// Unblocks the first rows of keys, so that they are met again. Binds: the aggregate types, the aggregate ids, how many.
 ///
 /// Whoever checks whether a row is unfinished has it locked for a moment, so rows that are locked are waited for. Only what
 /// somebody has for longer is left to the sweep: a settlement must not fail for a row that is not its own.
-pub(super) fn unpark(locked: Locked) -> String {
-    const PARKED: &str = "ARRAY(
+pub(super) fn unblock(locked: Locked) -> String {
+    const BLOCKED: &str = "ARRAY(
          SELECT next.seq
          FROM unnest($1::text[], $2::text[]) AS key (aggregate_type, aggregate_id)
          CROSS JOIN LATERAL (
-             SELECT seq, parked FROM {table} AS row
+             SELECT seq, blocked FROM {table} AS row
              WHERE row.aggregate_type = key.aggregate_type AND row.aggregate_id = key.aggregate_id AND row.{unfinished}
              ORDER BY row.aggregate_type, row.aggregate_id, row.seq LIMIT $3) AS next
-         WHERE next.parked)";
+         WHERE next.blocked)";
     match locked {
-        Locked::Wait => format!("UPDATE {{table}} SET parked = false WHERE seq = ANY ({PARKED})"),
+        Locked::Wait => format!("UPDATE {{table}} SET blocked = false WHERE seq = ANY ({BLOCKED})"),
         Locked::Skip => format!(
-            "UPDATE {{table}} SET parked = false
-             WHERE seq = ANY (ARRAY(SELECT seq FROM {{table}} WHERE seq = ANY ({PARKED}) FOR UPDATE SKIP LOCKED))"
+            "UPDATE {{table}} SET blocked = false
+             WHERE seq = ANY (ARRAY(SELECT seq FROM {{table}} WHERE seq = ANY ({BLOCKED}) FOR UPDATE SKIP LOCKED))"
         ),
     }
 }
 
-/// Which of the next parked rows wait for nobody. Binds: the row behind which to begin, the limit.
-pub(super) const FORGOTTEN: &str = "SELECT seq, NOT EXISTS (
+/// Which of the next blocked rows wait for nobody. Binds: the row behind which to begin, the limit.
+pub(super) const ORPHANED: &str = "SELECT seq, NOT EXISTS (
          SELECT 1 FROM {table} AS before
          WHERE before.aggregate_type = row.aggregate_type AND before.aggregate_id = row.aggregate_id
            AND before.{unfinished} AND before.seq < row.seq)
-     FROM {table} AS row WHERE parked AND seq > $1 ORDER BY seq LIMIT $2";
+     FROM {table} AS row WHERE blocked AND seq > $1 ORDER BY seq LIMIT $2";
 
 /// Binds: the rows.
-const UNPARK_ROWS: &str = "UPDATE {table} SET parked = false WHERE seq = ANY ($1)";
+const UNBLOCK_ROWS: &str = "UPDATE {table} SET blocked = false WHERE seq = ANY ($1)";
 
 /// How long until the first row is due that is not left out, or until the first lease ends of another process. Binds: the
 /// rows to leave out, whether a suspect may be claimed, the event type; where rows are leased, the lease in microseconds.
 ///
-/// Leases are looked for at the head only, because claims take rows from there.
+/// LeaseSet are looked for at the head only, because claims take rows from there.
 pub(super) fn next_due(mode: Mode, of_one_type: bool) -> String {
     let (of_type, order) = match of_one_type {
         true => ("AND event_type >= $3 AND event_type <= $3", "event_type, available_at, seq"),
@@ -187,7 +187,7 @@ pub(super) fn next_due(mode: Mode, of_one_type: bool) -> String {
     let (ready, free) = match mode {
         Mode::SingleNode | Mode::WriterOnly => ("", ""),
         Mode::MultiNode => ("", "AND locked_at IS NULL"),
-        Mode::Ordered(_) => ("AND NOT parked", "AND locked_at IS NULL"),
+        Mode::Ordered(_) => ("AND NOT blocked", "AND locked_at IS NULL"),
     };
     let first = format!(
         "SELECT (extract(epoch FROM available_at - {{now}}) * 1000000)::bigint FROM {{table}}
@@ -240,7 +240,7 @@ fn due_rows(event_type: Option<&str>) -> (String, &'static str) {
 }
 
 /// What a lease changes in a row.
-fn leased(lock: &str) -> String {
+fn leased(claim_id: &str) -> String {
     let losses = losses();
     let lost = format!("locked_at IS NOT NULL AND {losses} >= {DEAD_AFTER_LOSSES}");
     format!(
@@ -248,19 +248,19 @@ fn leased(lock: &str) -> String {
          status = CASE WHEN {lost} THEN 3 ELSE status END,
          done_at = CASE WHEN {lost} THEN {{now}} END,
          last_error = CASE WHEN {lost} THEN 'lease_lost: ' || {losses} || ' processes that claimed it did not settle it' ELSE last_error END,
-         locked_by = CASE WHEN {lost} THEN NULL ELSE {lock} END,
+         locked_by = CASE WHEN {lost} THEN NULL ELSE {claim_id} END,
          locked_at = CASE WHEN {lost} THEN NULL ELSE {{now}} END"
     )
 }
 
 impl OutboxStore {
-    pub(super) async fn read_due(&self, wanted: &Wanted<'_>) -> Result<Taken, Failed> {
+    pub(super) async fn read_due(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
         let mut scan = self.claims.begin(SCAN).await?;
-        let sql = self.sql(&pending(wanted.event_type.is_some()));
-        let (time, seq) = bound(wanted.behind);
-        let query = sqlx::query(sql).bind(wanted.left_out).bind(limit(wanted.limit)).bind(time).bind(seq);
-        let mut query = query.bind(micros(wanted.skip_recent));
-        if let Some(event_type) = wanted.event_type {
+        let sql = self.sql(&pending(request.event_type.is_some()));
+        let (time, seq) = bound(request.after);
+        let query = sqlx::query(sql).bind(request.in_flight).bind(limit(request.limit)).bind(time).bind(seq);
+        let mut query = query.bind(micros(request.skip_recent));
+        if let Some(event_type) = request.event_type {
             query = query.bind(event_type);
         }
         let rows = query.fetch_all(&mut *scan).await?;
@@ -268,14 +268,14 @@ impl OutboxStore {
         Ok(taken(&rows)?)
     }
 
-    pub(super) async fn lease_due(&self, wanted: &Wanted<'_>) -> Result<Taken, Failed> {
+    pub(super) async fn lease_due(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
         let mut scan = self.claims.begin(SCAN).await?;
-        let sql = self.sql(&lease(wanted.event_type.is_some()));
-        let (time, seq) = bound(wanted.behind);
-        let query = sqlx::query(sql).bind(wanted.left_out).bind(limit(wanted.limit)).bind(time).bind(seq);
-        let query = query.bind(micros(wanted.skip_recent)).bind(micros(wanted.lease)).bind(wanted.suspects);
-        let mut query = query.bind(wanted.lock);
-        if let Some(event_type) = wanted.event_type {
+        let sql = self.sql(&lease(request.event_type.is_some()));
+        let (time, seq) = bound(request.after);
+        let query = sqlx::query(sql).bind(request.in_flight).bind(limit(request.limit)).bind(time).bind(seq);
+        let query = query.bind(micros(request.skip_recent)).bind(micros(request.lease)).bind(request.allow_suspects);
+        let mut query = query.bind(request.claim_id);
+        if let Some(event_type) = request.event_type {
             query = query.bind(event_type);
         }
         let rows = query.fetch_all(&mut *scan).await?;
@@ -283,84 +283,84 @@ impl OutboxStore {
         Ok(taken(&rows)?)
     }
 
-    pub(super) async fn lease_runs(&self, wanted: &Wanted<'_>) -> Result<Taken, Failed> {
-        self.sweep_parked().await?;
+    pub(super) async fn lease_runs(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
+        self.sweep_blocked().await?;
         let mut scan = self.claims.begin(SCAN).await?;
-        let met = self.meet(&mut scan, wanted).await?;
-        let Chosen { taken: chosen, parked, is_cut } = choose_runs(&met);
+        let met = self.meet(&mut scan, request).await?;
+        let Selection { taken: chosen, blocked, is_cut } = select_runs(&met);
         let rows = match chosen.is_empty() {
             true => Vec::new(),
-            false => self.lease_chosen(&mut scan, &chosen, wanted.lock).await?,
+            false => self.lease_chosen(&mut scan, &chosen, request.claim_id).await?,
         };
-        if !parked.is_empty() {
-            let rows: Vec<i64> = parked.iter().map(|(row, _)| *row).collect();
-            sqlx::query(self.sql(PARK)).bind(rows).execute(&mut *scan).await?;
+        if !blocked.is_empty() {
+            let rows: Vec<i64> = blocked.iter().map(|(row, _)| *row).collect();
+            sqlx::query(self.sql(BLOCK)).bind(rows).execute(&mut *scan).await?;
         }
         scan.commit().await?;
-        let is_full = met.len() >= wanted.limit;
+        let is_full = met.len() >= request.limit;
         // What was cut off stands among what was met: the next claim begins where this one did.
         let last = met.last().map(|met| met.position).filter(|_| !is_cut);
         // What is leased is ours, whatever becomes of this.
-        let is_held_up = self.check_parked(&parked).await.unwrap_or_else(|failed| {
-            tracing::warn!(table = %self.table, ?failed, "parked rows are not checked: the next sweep finds those that wait for nobody");
+        let is_held_up = self.check_blocked(&blocked).await.unwrap_or_else(|failed| {
+            tracing::warn!(table = %self.table, ?failed, "blocked rows are not checked: the next sweep finds those that wait for nobody");
             false
         });
-        Ok(Taken { rows, more: is_full || is_cut, last, is_held_up })
+        Ok(ClaimedRows { rows, more: is_full || is_cut, last, is_held_up })
     }
 
-    /// A row may have been finished while others were parked behind it, and nobody would unpark those. Runs after they are
-    /// parked for everybody to see, and unparks those whose predecessor is finished or about to be; true if there are any.
-    async fn check_parked(&self, parked: &[(i64, i64)]) -> Result<bool, Failed> {
-        if parked.is_empty() {
+    /// A row may have been finished while others were blocked behind it, and nobody would unblock those. Runs after they are
+    /// blocked for everybody to see, and unblocks those whose predecessor is finished or about to be; true if there are any.
+    async fn check_blocked(&self, blocked: &[(i64, i64)]) -> Result<bool, Failed> {
+        if blocked.is_empty() {
             return Ok(false);
         }
-        let predecessors: HashSet<i64> = parked.iter().map(|(_, predecessor)| *predecessor).collect();
+        let predecessors: HashSet<i64> = blocked.iter().map(|(_, predecessor)| *predecessor).collect();
         let numbers: Vec<String> = predecessors.iter().map(i64::to_string).collect();
         let sql = fill(PREDECESSORS, &self.table, self.mode).replace("{rows}", &numbers.join(","));
         let waiting = self.claims.fetch(sqlx::raw_sql(AssertSqlSafe(sql))).await?;
         let waiting = waiting.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<i64>, _>>()?;
-        let free = parked.iter().filter(|(_, predecessor)| !waiting.contains(predecessor));
+        let free = blocked.iter().filter(|(_, predecessor)| !waiting.contains(predecessor));
         let free: Vec<i64> = free.map(|(row, _)| *row).collect();
-        self.unpark_rows(&free).await?;
+        self.unblock_rows(&free).await?;
         Ok(!free.is_empty())
     }
 
-    async fn unpark_rows(&self, rows: &[i64]) -> Result<(), Failed> {
+    async fn unblock_rows(&self, rows: &[i64]) -> Result<(), Failed> {
         if rows.is_empty() {
             return Ok(());
         }
         let mut work = self.claims.begin(CHANGE).await?;
-        sqlx::query(self.sql(UNPARK_ROWS)).bind(rows).execute(&mut *work).await?;
+        sqlx::query(self.sql(UNBLOCK_ROWS)).bind(rows).execute(&mut *work).await?;
         work.commit().await
     }
 
-    /// Looks at some of what is parked, for rows that wait for nobody.
-    async fn sweep_parked(&self) -> Result<(), Failed> {
-        let Some(behind) = self.patrol.next() else { return Ok(()) };
+    /// Looks at some of what is blocked, for rows that wait for nobody.
+    async fn sweep_blocked(&self) -> Result<(), Failed> {
+        let Some(after) = self.sweeper.next() else { return Ok(()) };
         let mut scan = self.claims.begin(SCAN).await?;
-        let look = sqlx::query(self.sql(FORGOTTEN)).bind(behind.seq).bind(limit(STRETCH));
+        let look = sqlx::query(self.sql(ORPHANED)).bind(after.seq).bind(limit(SWEEP_BATCH));
         let rows = look.fetch_all(&mut *scan).await?;
         scan.commit().await?;
-        let (mut last, mut forgotten) = (None, Vec::new());
+        let (mut last, mut orphaned) = (None, Vec::new());
         for row in &rows {
             let seq: i64 = row.try_get(0)?;
             last = Some(Position { due: 0, seq });
             if row.try_get(1)? {
-                forgotten.push(seq);
+                orphaned.push(seq);
             }
         }
-        self.unpark_rows(&forgotten).await?;
-        self.patrol.looked(rows.len(), last);
+        self.unblock_rows(&orphaned).await?;
+        self.sweeper.looked(rows.len(), last);
         Ok(())
     }
 
-    async fn meet(&self, scan: &mut PgConnection, wanted: &Wanted<'_>) -> Result<Vec<Met>, sqlx::Error> {
-        let (time, seq) = bound(wanted.behind);
-        let query = sqlx::query(self.sql(&meet())).bind(wanted.left_out).bind(limit(wanted.limit)).bind(time).bind(seq);
-        let query = query.bind(micros(wanted.skip_recent)).bind(micros(wanted.lease)).bind(wanted.suspects);
+    async fn meet(&self, scan: &mut PgConnection, request: &ClaimRequest<'_>) -> Result<Vec<Candidate>, sqlx::Error> {
+        let (time, seq) = bound(request.after);
+        let query = sqlx::query(self.sql(&meet())).bind(request.in_flight).bind(limit(request.limit)).bind(time).bind(seq);
+        let query = query.bind(micros(request.skip_recent)).bind(micros(request.lease)).bind(request.allow_suspects);
         let rows = query.fetch_all(scan).await?;
         let read = |row: &PgRow| {
-            Ok(Met {
+            Ok(Candidate {
                 position: position(row.try_get(1)?, row.try_get(0)?),
                 losses: row.try_get::<i32, _>(2)?.max(0) as u32,
                 bytes: row.try_get::<i32, _>(3)?.max(0) as usize,
@@ -376,9 +376,9 @@ impl OutboxStore {
         &self,
         scan: &mut PgConnection,
         chosen: &[i64],
-        lock: &str,
-    ) -> Result<Vec<Pending>, sqlx::Error> {
-        let rows = sqlx::query(self.sql(&lease_met())).bind(chosen).bind(lock).fetch_all(&mut *scan).await?;
+        claim_id: &str,
+    ) -> Result<Vec<ClaimedRow>, sqlx::Error> {
+        let rows = sqlx::query(self.sql(&lease_met())).bind(chosen).bind(claim_id).fetch_all(&mut *scan).await?;
         let (mut by_seq, mut passed) = (HashMap::with_capacity(rows.len()), Vec::new());
         for row in &rows {
             let Due { mut pending, .. } = due(row)?;
@@ -388,19 +388,19 @@ impl OutboxStore {
             }
             by_seq.insert(pending.position.seq, pending);
         }
-        self.unpark(scan, passed, Locked::Skip).await?;
+        self.unblock(scan, passed, Locked::Skip).await?;
         Ok(chosen.iter().filter_map(|seq| by_seq.remove(seq)).collect())
     }
 
-    pub(super) async fn first_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, Failed> {
+    pub(super) async fn first_due(&self, request: &ClaimRequest<'_>) -> Result<Option<Duration>, Failed> {
         let mut scan = self.claims.begin(SCAN).await?;
-        let sql = self.sql(&next_due(self.mode, wanted.event_type.is_some()));
-        let mut query = sqlx::query(sql).bind(wanted.left_out).bind(wanted.suspects);
-        if let Some(event_type) = wanted.event_type {
+        let sql = self.sql(&next_due(self.mode, request.event_type.is_some()));
+        let mut query = sqlx::query(sql).bind(request.in_flight).bind(request.allow_suspects);
+        if let Some(event_type) = request.event_type {
             query = query.bind(event_type);
         }
         if self.mode.leases_rows() {
-            query = query.bind(micros(wanted.lease));
+            query = query.bind(micros(request.lease));
         }
         let row = query.fetch_optional(&mut *scan).await?;
         scan.commit().await?;
@@ -417,11 +417,11 @@ impl OutboxStore {
 }
 
 /// In the order of delivery.
-fn taken(rows: &[PgRow]) -> Result<Taken, sqlx::Error> {
+fn taken(rows: &[PgRow]) -> Result<ClaimedRows, sqlx::Error> {
     let mut rows = rows.iter().map(due).collect::<Result<Vec<Due>, _>>()?;
     rows.sort_unstable_by_key(|row| row.pending.position);
     let bytes: usize = rows.iter().map(|row| row.payload_bytes).sum();
-    Ok(Taken {
+    Ok(ClaimedRows {
         more: bytes >= MAX_CLAIM_BYTES,
         last: rows.last().map(|row| row.pending.position),
         rows: rows.into_iter().map(|row| row.pending).collect(),
@@ -430,8 +430,8 @@ fn taken(rows: &[PgRow]) -> Result<Taken, sqlx::Error> {
 }
 
 /// The position behind which to begin, as binds.
-fn bound(behind: Option<Position>) -> (DateTime<Utc>, i64) {
-    match behind {
+fn bound(after: Option<Position>) -> (DateTime<Utc>, i64) {
+    match after {
         Some(Position { due, seq }) => (DateTime::from_timestamp_micros(due).unwrap_or_else(earliest), seq),
         None => (earliest(), i64::MIN),
     }

@@ -37,14 +37,14 @@ impl OutboxStore {
         &self,
         connection: &mut PgConnection,
         events: &[&Event],
-        lock: Option<&str>,
+        claim_id: Option<&str>,
     ) -> Result<Vec<i64>, sqlx::Error> {
         if let [event] = events {
-            return Ok(vec![self.insert_one(connection, event, lock).await?]);
+            return Ok(vec![self.insert_one(connection, event, claim_id).await?]);
         }
         let mut numbers = Vec::with_capacity(events.len());
         for chunk in chunks(events) {
-            numbers.extend(self.insert_chunk(connection, chunk, lock).await?);
+            numbers.extend(self.insert_chunk(connection, chunk, claim_id).await?);
         }
         Ok(numbers)
     }
@@ -53,7 +53,7 @@ impl OutboxStore {
         &self,
         connection: &mut PgConnection,
         event: &Event,
-        lock: Option<&str>,
+        claim_id: Option<&str>,
     ) -> Result<i64, sqlx::Error> {
         let insert = sqlx::query(self.sql(INSERT_ONE))
             .bind(event.id())
@@ -71,7 +71,7 @@ impl OutboxStore {
             .bind(storable(event.occurred_at()))
             .bind(until(event))
             .bind(wait(event))
-            .bind(lock)
+            .bind(claim_id)
             .bind(is_text_in_bytes(event.payload()));
         insert.fetch_one(connection).await?.try_get(0)
     }
@@ -80,7 +80,7 @@ impl OutboxStore {
         &self,
         connection: &mut PgConnection,
         events: &[&Event],
-        lock: Option<&str>,
+        claim_id: Option<&str>,
     ) -> Result<Vec<i64>, sqlx::Error> {
         fn column<'a, T>(events: &[&'a Event], of: impl Fn(&'a Event) -> T) -> Vec<T> {
             events.iter().map(|event| of(event)).collect()
@@ -101,7 +101,7 @@ impl OutboxStore {
             .bind(column(events, |event| storable(event.occurred_at())))
             .bind(column(events, until))
             .bind(column(events, wait))
-            .bind(lock)
+            .bind(claim_id)
             .bind(column(events, |event| is_text_in_bytes(event.payload())));
         let rows = insert.fetch_all(connection).await?;
         rows.iter().map(|row| row.try_get(0)).collect()

@@ -1,6 +1,6 @@
 use std::collections::HashSet;
 
-use posthaste_core::outbox::{Changed, FOUND_AMONG, Leases, Mode};
+use posthaste_core::outbox::{SettledRows, FOUND_AMONG, LeaseSet, Mode};
 
 use super::OutboxStore;
 use super::claim::SCAN;
@@ -43,7 +43,7 @@ const EXISTING_EVENTS: &str = "SELECT seq FROM {table}
 /// which runs only after the answer to a claim was lost. Whether a row is still ours is asked again when it is changed: another
 /// process may have taken it over meanwhile. Binds: the locks.
 pub(super) fn release_claims(mode: Mode) -> String {
-    let ready = if matches!(mode, Mode::Ordered(_)) { "AND NOT parked" } else { "" };
+    let ready = if matches!(mode, Mode::Ordered(_)) { "AND NOT blocked" } else { "" };
     format!(
         "UPDATE {{table}} SET locked_by = NULL, locked_at = NULL
          WHERE seq = ANY (ARRAY(
@@ -57,44 +57,44 @@ pub(super) fn release_claims(mode: Mode) -> String {
 }
 
 impl OutboxStore {
-    pub(super) async fn renew_leases(&self, locks: &[String], rows: &[i64]) -> Result<Changed, Failed> {
-        self.change_leases(&self.renewals, |locked| renew(self.mode, locked), locks, rows).await
+    pub(super) async fn renew_leases(&self, claim_ids: &[String], rows: &[i64]) -> Result<SettledRows, Failed> {
+        self.change_leases(&self.renewals, |locked| renew(self.mode, locked), claim_ids, rows).await
     }
 
-    pub(super) async fn start_suspects(&self, lock: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, Failed> {
+    pub(super) async fn start_suspects(&self, claim_id: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, Failed> {
         let mut work = self.claims.begin(CHANGE).await?;
-        let mark = sqlx::query_scalar(self.sql(MARK_STARTED)).bind(lock).bind(rows).bind(started);
+        let mark = sqlx::query_scalar(self.sql(MARK_STARTED)).bind(claim_id).bind(rows).bind(started);
         let marked = mark.fetch_all(&mut *work).await?;
         work.commit().await?;
         Ok(marked.into_iter().collect())
     }
 
     /// Answers with the rows that exist and are no longer leased by these locks.
-    pub(super) async fn release_leases(&self, leases: &Leases<'_>) -> Result<HashSet<i64>, Failed> {
+    pub(super) async fn release_leases(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, Failed> {
         match leases {
-            Leases::OfRows { locks, rows } => {
+            LeaseSet::Rows { claim_ids, rows } => {
                 let released =
-                    self.change_leases(&self.settlements, |locked| release(self.mode, locked), locks, rows).await?;
+                    self.change_leases(&self.settlements, |locked| release(self.mode, locked), claim_ids, rows).await?;
                 if released.rows.len() == rows.len() {
                     return Ok(released.rows);
                 }
                 let mut work = self.settlements.begin(CHANGE).await?;
-                let existing = sqlx::query_scalar(self.sql(EXISTING)).bind(locks).bind(rows);
+                let existing = sqlx::query_scalar(self.sql(EXISTING)).bind(claim_ids).bind(rows);
                 let existing = existing.fetch_all(&mut *work).await?;
                 work.commit().await?;
                 Ok(existing.into_iter().collect())
             }
-            Leases::OfEvents { locks, ids } => {
+            LeaseSet::Events { claim_ids, ids } => {
                 let mut work = self.settlements.begin(CHANGE).await?;
-                sqlx::query(self.sql(RELEASE_EVENTS)).bind(locks).bind(ids).execute(&mut *work).await?;
-                let existing = sqlx::query_scalar(self.sql(EXISTING_EVENTS)).bind(locks).bind(ids);
+                sqlx::query(self.sql(RELEASE_EVENTS)).bind(claim_ids).bind(ids).execute(&mut *work).await?;
+                let existing = sqlx::query_scalar(self.sql(EXISTING_EVENTS)).bind(claim_ids).bind(ids);
                 let existing = existing.fetch_all(&mut *work).await?;
                 work.commit().await?;
                 Ok(existing.into_iter().collect())
             }
-            Leases::OfClaims { locks } => {
+            LeaseSet::Claims { claim_ids } => {
                 let mut work = self.settlements.begin(SCAN).await?;
-                let release = sqlx::query_scalar(self.sql(&release_claims(self.mode))).bind(locks);
+                let release = sqlx::query_scalar(self.sql(&release_claims(self.mode))).bind(claim_ids);
                 let released = release.fetch_all(&mut *work).await?;
                 work.commit().await?;
                 Ok(released.into_iter().collect())

@@ -119,7 +119,7 @@ async fn a_claim_reads_its_index_in_order_and_nothing_else(connection: &mut PgCo
                 assert!(plan.contains("hashed SubPlan") && !plan.contains("Sort"), "{plan}");
                 assert_no_scan(&plan);
             }
-            let values = format!("('{{1,2,3}}', 500, {position}, 0, 30000000, true, 'lock'{of_type})");
+            let values = format!("('{{1,2,3}}', 500, {position}, 0, 30000000, true, 'claim_id'{of_type})");
             for plan in plans(connection, Mode::MultiNode, &claim::lease(of_one_type), &values).await {
                 let (scan, chosen) = plan.split_once("InitPlan").expect("some of what is due is chosen");
                 let (above, below) = scan.split_once("LockRows").expect("rows are locked");
@@ -143,22 +143,22 @@ async fn an_ordered_claim_looks_each_key_up(connection: &mut PgConnection) {
                 assert_no_scan(&plan);
             }
         }
-        for plan in plans(connection, mode, &claim::lease_met(), "('{5,6}', 'lock')").await {
+        for plan in plans(connection, mode, &claim::lease_met(), "('{5,6}', 'claim_id')").await {
             assert!(plan.contains("Index Scan using outbox_event_pkey on outbox_event"), "{plan}");
         }
-        for plan in plans(connection, mode, claim::PARK, "('{5,6}')").await {
+        for plan in plans(connection, mode, claim::BLOCK, "('{5,6}')").await {
             assert!(plan.contains("using outbox_event_pkey on outbox_event"), "{plan}");
             assert_no_scan(&plan);
         }
         for locked in [Locked::Wait, Locked::Skip] {
-            for plan in plans(connection, mode, &claim::unpark(locked), "('{a,a}', '{1,2}', 100)").await {
+            for plan in plans(connection, mode, &claim::unblock(locked), "('{a,a}', '{1,2}', 100)").await {
                 assert!(plan.contains("using outbox_event_key on outbox_event"), "{plan}");
                 assert!(plan.contains("using outbox_event_pkey on outbox_event"), "{plan}");
                 assert_no_scan(&plan);
             }
         }
-        for plan in plans(connection, mode, claim::FORGOTTEN, "(0, 1000)").await {
-            assert!(plan.contains("using outbox_event_parked on outbox_event"), "{plan}");
+        for plan in plans(connection, mode, claim::ORPHANED, "(0, 1000)").await {
+            assert!(plan.contains("using outbox_event_blocked on outbox_event"), "{plan}");
             assert_no_scan(&plan);
         }
     }
@@ -182,7 +182,7 @@ async fn the_next_due_row_and_the_pending_types_are_found_by_their_index(connect
             assert_no_scan(&plan);
         }
     }
-    for plan in plans(connection, Mode::SingleNode, upkeep::OLDEST_DUE, "").await {
+    for plan in plans(connection, Mode::SingleNode, operator::OLDEST_DUE, "").await {
         assert!(plan.contains("Scan using outbox_event_pending on outbox_event") && !plan.contains("Sort"), "{plan}");
         assert_no_scan(&plan);
     }
@@ -225,14 +225,14 @@ async fn a_lost_claim_is_searched_for_at_the_head_of_its_index(connection: &mut 
 }
 
 async fn operators_read_what_they_ask_for(connection: &mut PgConnection) {
-    for plan in plans(connection, Mode::SingleNode, &upkeep::dead(), "(NULL, 'type3', NULL, 100)").await {
+    for plan in plans(connection, Mode::SingleNode, &operator::dead(), "(NULL, 'type3', NULL, 100)").await {
         assert!(plan.contains("outbox_event_dead") && !plan.contains("Seq Scan"), "{plan}");
     }
 }
 
 async fn a_purge_reads_what_it_deletes(connection: &mut PgConnection) {
     for purge in [Purge::Done, Purge::Dead, Purge::Everything] {
-        for plan in plans(connection, Mode::SingleNode, &upkeep::purge(purge), "(1000000, 500)").await {
+        for plan in plans(connection, Mode::SingleNode, &operator::purge(purge), "(1000000, 500)").await {
             let index = if purge == Purge::Dead { "outbox_event_dead" } else { "outbox_event_pkey" };
             assert!(plan.contains(&format!("Index Scan using {index}")) && !plan.contains("Sort"), "{plan}");
             assert_no_scan(&plan);

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use posthaste_core::Event;
-use posthaste_core::outbox::{OutboxRow, OutboxStatus, Pending, Position};
+use posthaste_core::outbox::{OutboxRow, OutboxStatus, ClaimedRow, Position};
 use sqlx::Row;
 use sqlx::postgres::PgRow;
 
@@ -25,13 +25,13 @@ pub(super) const ROW_COLUMNS: &str = "status, done_at, last_error, locked_by, lo
 
 /// A row as a claim reads it.
 pub(super) struct Due {
-    pub(super) pending: Pending,
+    pub(super) pending: ClaimedRow,
     /// What its payload takes in memory, also when it is no event.
     pub(super) payload_bytes: usize,
 }
 
 pub(super) fn due(row: &PgRow) -> Result<Due, sqlx::Error> {
-    let pending = Pending {
+    let pending = ClaimedRow {
         position: position(row.try_get(14)?, row.try_get(16)?),
         created_at: row.try_get(13)?,
         event: read_event(row),

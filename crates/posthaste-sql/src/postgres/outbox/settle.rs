@@ -1,14 +1,14 @@
 use std::collections::HashSet;
 
-use posthaste_core::outbox::{Change, Changed, DeadHead, Mode, OutboxStatus};
+use posthaste_core::outbox::{RowUpdate, SettledRows, DeadHead, Mode, OutboxStatus};
 use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Postgres, Row};
 
 use super::OutboxStore;
-use super::claim::unpark;
-use crate::outbox::unparked;
+use super::claim::unblock;
+use crate::outbox::unblocked;
 use crate::postgres::clock::micros;
-use crate::postgres::faults::is_lock_timeout;
+use crate::postgres::errors::is_lock_timeout;
 use crate::session::{Failed, Session};
 
 /// Which rows may be changed: pending ones whose claim still stands. `$1` are the fences of all of them.
@@ -30,7 +30,7 @@ pub(super) fn fence(mode: Mode) -> &'static str {
 
 /// Begins a transaction in which rows are changed that are known by their numbers.
 ///
-/// Each statement sees what was committed before it, whatever the server's default is: what is unparked depends on it. A
+/// Each statement sees what was committed before it, whatever the server's default is: what is unblocked depends on it. A
 /// plan that was made while the table was small is kept when it is large: no plan may read the whole of it. A statement
 /// that meets a locked row gives up soon, because then it is repeated without the rows that are locked. What a host that
 /// vanishes has locked is free after ten seconds.
@@ -102,18 +102,18 @@ pub(super) fn change(mode: Mode, locked: Locked) -> String {
 }
 
 impl OutboxStore {
-    pub(super) async fn change(&self, fences: &[String], changes: &[Change]) -> Result<Changed, Failed> {
-        match self.change_once(fences, changes, Locked::Wait).await {
+    pub(super) async fn change(&self, fencing_tokens: &[String], changes: &[RowUpdate]) -> Result<SettledRows, Failed> {
+        match self.change_once(fencing_tokens, changes, Locked::Wait).await {
             Err(Failed::Statement(error)) if is_lock_timeout(&error) => {
-                self.change_once(fences, changes, Locked::Skip).await
+                self.change_once(fencing_tokens, changes, Locked::Skip).await
             }
             changed => changed,
         }
     }
 
-    async fn change_once(&self, fences: &[String], changes: &[Change], locked: Locked) -> Result<Changed, Failed> {
+    async fn change_once(&self, fencing_tokens: &[String], changes: &[RowUpdate], locked: Locked) -> Result<SettledRows, Failed> {
         let mut work = self.settlements.begin(CHANGE).await?;
-        let rows = self.change_rows(&mut work, fences, changes, locked).await?;
+        let rows = self.change_rows(&mut work, fencing_tokens, changes, locked).await?;
         let (mut changed, mut passed) = (HashSet::with_capacity(rows.len()), Vec::new());
         for row in &rows {
             changed.insert(row.try_get(0)?);
@@ -133,27 +133,27 @@ impl OutboxStore {
         let left: Vec<i64> = asked.filter(|seq| !changed.contains(seq)).collect();
         let still_locked = match locked {
             Locked::Wait => HashSet::new(),
-            Locked::Skip => self.standing(&mut work, fences, &left).await?,
+            Locked::Skip => self.standing(&mut work, fencing_tokens, &left).await?,
         };
-        // A statement of its own, which sees what was parked until those rows could be changed.
-        self.unpark(&mut work, passed, locked).await?;
+        // A statement of its own, which sees what was blocked until those rows could be changed.
+        self.unblock(&mut work, passed, locked).await?;
         work.commit().await?;
-        Ok(Changed { rows: changed, locked: still_locked })
+        Ok(SettledRows { rows: changed, locked: still_locked })
     }
 
     async fn change_rows(
         &self,
         connection: &mut PgConnection,
-        fences: &[String],
-        changes: &[Change],
+        fencing_tokens: &[String],
+        changes: &[RowUpdate],
         locked: Locked,
     ) -> Result<Vec<PgRow>, sqlx::Error> {
-        fn column<T>(changes: &[Change], of: impl Fn(&Change) -> T) -> Vec<T> {
+        fn column<T>(changes: &[RowUpdate], of: impl Fn(&RowUpdate) -> T) -> Vec<T> {
             changes.iter().map(of).collect()
         }
         let all_done = changes.iter().all(|change| change.status == OutboxStatus::Done);
         let sql = if all_done { done(self.mode, locked) } else { change(self.mode, locked) };
-        let mut query = sqlx::query(self.sql(&sql)).bind(fences).bind(column(changes, |change| change.seq));
+        let mut query = sqlx::query(self.sql(&sql)).bind(fencing_tokens).bind(column(changes, |change| change.seq));
         if !all_done {
             query = query
                 .bind(column(changes, |change| change.status.code()))
@@ -168,15 +168,15 @@ impl OutboxStore {
     async fn standing(
         &self,
         connection: &mut PgConnection,
-        fences: &[String],
+        fencing_tokens: &[String],
         rows: &[i64],
     ) -> Result<HashSet<i64>, sqlx::Error> {
-        let standing = sqlx::query_scalar(self.sql(&standing(self.mode))).bind(fences).bind(rows);
+        let standing = sqlx::query_scalar(self.sql(&standing(self.mode))).bind(fencing_tokens).bind(rows);
         Ok(standing.fetch_all(connection).await?.into_iter().collect())
     }
 
     /// What waits behind a finished row of these keys may be met again.
-    pub(super) async fn unpark(
+    pub(super) async fn unblock(
         &self,
         connection: &mut PgConnection,
         keys: Vec<(String, Option<String>)>,
@@ -187,10 +187,10 @@ impl OutboxStore {
         if keys.is_empty() {
             return Ok(());
         }
-        let count = unparked(keys.len());
+        let count = unblocked(keys.len());
         let (types, ids): (Vec<String>, Vec<String>) = keys.into_iter().unzip();
-        let unpark = sqlx::query(self.sql(&unpark(locked))).bind(types).bind(ids).bind(count as i64);
-        unpark.execute(connection).await.map(|_| ())
+        let unblock = sqlx::query(self.sql(&unblock(locked))).bind(types).bind(ids).bind(count as i64);
+        unblock.execute(connection).await.map(|_| ())
     }
 
     /// Runs a statement about the leases of these rows that has a form for each way with locked rows. Answers which rows
@@ -199,17 +199,17 @@ impl OutboxStore {
         &self,
         session: &Session<Postgres>,
         sql: impl Fn(Locked) -> String,
-        locks: &[String],
+        claim_ids: &[String],
         rows: &[i64],
-    ) -> Result<Changed, Failed> {
-        match self.change_leases_once(session, &sql(Locked::Wait), locks, rows).await {
+    ) -> Result<SettledRows, Failed> {
+        match self.change_leases_once(session, &sql(Locked::Wait), claim_ids, rows).await {
             Err(Failed::Statement(error)) if is_lock_timeout(&error) => {}
             changed => return changed,
         }
-        let mut changed = self.change_leases_once(session, &sql(Locked::Skip), locks, rows).await?;
+        let mut changed = self.change_leases_once(session, &sql(Locked::Skip), claim_ids, rows).await?;
         let left: Vec<i64> = rows.iter().copied().filter(|seq| !changed.rows.contains(seq)).collect();
         let mut work = session.begin(CHANGE).await?;
-        changed.locked = self.standing(&mut work, locks, &left).await?;
+        changed.locked = self.standing(&mut work, claim_ids, &left).await?;
         work.commit().await?;
         Ok(changed)
     }
@@ -218,12 +218,12 @@ impl OutboxStore {
         &self,
         session: &Session<Postgres>,
         sql: &str,
-        locks: &[String],
+        claim_ids: &[String],
         rows: &[i64],
-    ) -> Result<Changed, Failed> {
+    ) -> Result<SettledRows, Failed> {
         let mut work = session.begin(CHANGE).await?;
-        let changed = sqlx::query_scalar(self.sql(sql)).bind(locks).bind(rows).fetch_all(&mut *work).await?;
+        let changed = sqlx::query_scalar(self.sql(sql)).bind(claim_ids).bind(rows).fetch_all(&mut *work).await?;
         work.commit().await?;
-        Ok(Changed { rows: changed.into_iter().collect(), locked: HashSet::new() })
+        Ok(SettledRows { rows: changed.into_iter().collect(), locked: HashSet::new() })
     }
 }

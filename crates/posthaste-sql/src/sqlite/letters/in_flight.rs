@@ -14,7 +14,7 @@ pub(super) struct InFlight(Mutex<HashMap<String, Hold>>);
 struct Hold {
     /// Tells two claims of the same letter apart.
     lock: String,
-    /// What nobody renewed by then was forgotten, and may be claimed again.
+    /// What nobody renewed by then was orphaned, and may be claimed again.
     until: Instant,
 }
 

@@ -11,7 +11,7 @@ use crate::letters::{
     HistoryRow, LetterCursor, LetterDetail, LetterFilter, LetterPage, LetterRow, LetterSortKey, LetterStatus, Replay,
     ReplayResult, ReplayResults, Trigger,
 };
-use crate::sqlite::faults::store_error;
+use crate::sqlite::errors::store_error;
 use crate::sqlite::unreadable::readable;
 
 /// How far a list is counted.

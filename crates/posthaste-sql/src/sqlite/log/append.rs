@@ -7,7 +7,7 @@ use posthaste_core::bus::Record;
 use sqlx::AssertSqlSafe;
 use sqlx::sqlite::SqliteConnection;
 
-use super::super::faults::store_error;
+use super::super::errors::store_error;
 use super::{Log, headers_to_text, lock, unreadable};
 
 /// How many rows a statement inserts: many, because each costs a hop to another thread; and at most this, so that the

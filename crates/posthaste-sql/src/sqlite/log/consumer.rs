@@ -11,7 +11,7 @@ use posthaste_core::{Settled, StoreError, Wakeup};
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 
-use super::super::faults::store_error;
+use super::super::errors::store_error;
 use super::super::unreadable::{report, text};
 use super::holdings::{Held, Holdings};
 use super::leases::{Advance, Leases};

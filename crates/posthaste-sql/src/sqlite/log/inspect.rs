@@ -6,7 +6,7 @@ use posthaste_core::{Progress, StoreError};
 use sqlx::FromRow;
 use sqlx::sqlite::SqliteRow;
 
-use super::super::faults::store_error;
+use super::super::errors::store_error;
 use super::super::unreadable::readable;
 use super::Log;
 

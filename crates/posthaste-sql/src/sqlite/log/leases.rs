@@ -8,7 +8,7 @@ use posthaste_core::{Progress, StoreError};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row};
 
-use super::super::faults::store_error;
+use super::super::errors::store_error;
 use super::super::unreadable::{report, text};
 use super::{Subscription, unreadable};
 use crate::sqlite::Database;

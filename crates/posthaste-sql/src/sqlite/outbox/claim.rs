@@ -5,18 +5,18 @@ use std::time::Duration;
 use futures_util::TryStreamExt;
 use posthaste_core::StoreError;
 use posthaste_core::outbox::{
-    Chosen, DEAD_AFTER_LOSSES, DeadHead, MAX_CLAIM_BYTES, Met, Mode, Pending, Position, STARTED, Taken, Wanted,
-    choose_runs,
+    Selection, DEAD_AFTER_LOSSES, DeadHead, MAX_CLAIM_BYTES, Candidate, Mode, ClaimedRow, Position, STARTED, ClaimedRows, ClaimRequest,
+    select_runs,
 };
 use sqlx::query::Query;
 use sqlx::sqlite::{SqliteArguments, SqliteRow};
 use sqlx::{Row, Sqlite, SqliteConnection};
 
-use super::nameless::Nameless;
+use super::undecodable::UndecodableType;
 use super::rows::{DUE_COLUMNS, Due, EVENT_COLUMNS, due, key};
-use super::settle::UNPARK;
+use super::settle::UNBLOCK;
 use super::{OutboxStore, json};
-use crate::outbox::{SOONEST_TAKEOVER, STRETCH, unparked};
+use crate::outbox::{SOONEST_TAKEOVER, SWEEP_BATCH, unblocked};
 use crate::sqlite::clock::{millis, millis_of, span};
 
 /// How many leases a free row has lost, with the one that is taken over now. After the first, only a lease under which its
@@ -74,7 +74,7 @@ pub(super) fn meet(mode: Mode, of_one_type: bool) -> String {
     )
 }
 
-/// Leases rows that were met, and answers in no order. Binds: the rows, the lock.
+/// LeaseSet rows that were met, and answers in no order. Binds: the rows, the lock.
 ///
 /// Only a suspect may go dead on the way: the usual lease changes no column that is in an index.
 pub(super) fn lease(is_suspect: bool) -> String {
@@ -97,24 +97,24 @@ pub(super) fn lease(is_suspect: bool) -> String {
     )
 }
 
-/// Parks rows behind others that are unfinished. Nobody else writes meanwhile: who finishes one of them later finds what is
-/// parked behind it. Binds: the rows.
-pub(super) const PARK: &str = "UPDATE {table} SET parked = 1 WHERE seq IN (SELECT value FROM json_each(?1))";
+/// Blocks rows behind others that are unfinished. Nobody else writes meanwhile: who finishes one of them later finds what is
+/// blocked behind it. Binds: the rows.
+pub(super) const BLOCK: &str = "UPDATE {table} SET blocked = 1 WHERE seq IN (SELECT value FROM json_each(?1))";
 
-/// Which of the next parked rows wait for nobody. Binds: the row behind which to begin, the limit.
-pub(super) const FORGOTTEN: &str = "SELECT seq, NOT EXISTS (
+/// Which of the next blocked rows wait for nobody. Binds: the row behind which to begin, the limit.
+pub(super) const ORPHANED: &str = "SELECT seq, NOT EXISTS (
          SELECT 1 FROM {table} AS earlier INDEXED BY {table}_key
          WHERE earlier.aggregate_type = item.aggregate_type AND earlier.aggregate_id = item.aggregate_id
            AND earlier.{unfinished} AND earlier.seq < item.seq)
-     FROM {table} AS item INDEXED BY {table}_parked WHERE parked = 1 AND seq > ?1 ORDER BY seq LIMIT ?2";
+     FROM {table} AS item INDEXED BY {table}_blocked WHERE blocked = 1 AND seq > ?1 ORDER BY seq LIMIT ?2";
 
 /// Binds: the rows.
-const FREE_FORGOTTEN: &str = "UPDATE {table} SET parked = 0 WHERE seq IN (SELECT value FROM json_each(?1))";
+const UNBLOCK_ORPHANED: &str = "UPDATE {table} SET blocked = 0 WHERE seq IN (SELECT value FROM json_each(?1))";
 
 /// How long until the first row is due that is not left out, or until the first lease ends of another process. Binds: the
 /// rows to leave out, whether a suspect may be claimed, the event type, the lease in milliseconds.
 ///
-/// Leases are looked for at the head only, because claims take rows from there.
+/// LeaseSet are looked for at the head only, because claims take rows from there.
 pub(super) fn next_due(mode: Mode, of_one_type: bool) -> String {
     let (index, of_type) = reading(mode, of_one_type, "?3");
     let free = if mode.leases_rows() { "AND locked_at IS NULL" } else { "" };
@@ -160,8 +160,8 @@ fn due_rows(mode: Mode, of_one_type: bool) -> String {
 fn reading(mode: Mode, of_one_type: bool, bind: &str) -> (&'static str, String) {
     match (mode, of_one_type) {
         // No index has these by type; it is not read by channels, whose types keep no order among each other.
-        (Mode::Ordered(_), true) => ("{table}_ready", format!("AND parked = 0 AND event_type = {bind}")),
-        (Mode::Ordered(_), false) => ("{table}_ready", "AND parked = 0".to_owned()),
+        (Mode::Ordered(_), true) => ("{table}_ready", format!("AND blocked = 0 AND event_type = {bind}")),
+        (Mode::Ordered(_), false) => ("{table}_ready", "AND blocked = 0".to_owned()),
         (_, true) => ("{table}_pending_of_type", format!("AND event_type = {bind}")),
         (_, false) => ("{table}_pending", String::new()),
     }
@@ -170,46 +170,46 @@ fn reading(mode: Mode, of_one_type: bool, bind: &str) -> (&'static str, String) 
 /// What a claim asks for, for as long as the writer needs it.
 struct Asked {
     event_type: Option<String>,
-    left_out: String,
+    in_flight: String,
     limit: i64,
-    behind: Position,
-    lock: String,
+    after: Position,
+    claim_id: String,
     lease: i64,
     suspects: bool,
     skip_recent: i64,
-    /// Where to look for what is parked and forgotten, when it is time.
+    /// Where to look for what is blocked and orphaned, when it is time.
     looks_behind: Option<Position>,
 }
 
 impl Asked {
-    fn of(wanted: &Wanted<'_>) -> Result<Self, sqlx::Error> {
+    fn of(request: &ClaimRequest<'_>) -> Result<Self, sqlx::Error> {
         Ok(Self {
-            event_type: wanted.event_type.map(str::to_owned),
-            left_out: json(wanted.left_out)?,
-            limit: i64::try_from(wanted.limit).unwrap_or(i64::MAX),
-            behind: wanted.behind.unwrap_or(Position { due: i64::MIN, seq: i64::MIN }),
-            lock: wanted.lock.to_owned(),
-            lease: millis(wanted.lease),
-            suspects: wanted.suspects,
-            skip_recent: millis(wanted.skip_recent),
+            event_type: request.event_type.map(str::to_owned),
+            in_flight: json(request.in_flight)?,
+            limit: i64::try_from(request.limit).unwrap_or(i64::MAX),
+            after: request.after.unwrap_or(Position { due: i64::MIN, seq: i64::MIN }),
+            claim_id: request.claim_id.to_owned(),
+            lease: millis(request.lease),
+            suspects: request.allow_suspects,
+            skip_recent: millis(request.skip_recent),
             looks_behind: None,
         })
     }
 
     /// Binds what [`due_rows`] asks for.
     fn bind<'q>(&'q self, query: Query<'q, Sqlite, SqliteArguments>) -> Query<'q, Sqlite, SqliteArguments> {
-        let Position { due, seq } = self.behind;
-        let query = query.bind(&self.left_out).bind(self.limit).bind(due).bind(seq).bind(self.skip_recent);
+        let Position { due, seq } = self.after;
+        let query = query.bind(&self.in_flight).bind(self.limit).bind(due).bind(seq).bind(self.skip_recent);
         query.bind(self.event_type.as_deref())
     }
 }
 
 impl OutboxStore {
-    pub(super) async fn read_due(&self, wanted: &Wanted<'_>) -> Result<Taken, sqlx::Error> {
-        let asked = Asked::of(wanted)?;
-        let query = asked.bind(sqlx::query(self.sql(&pending(wanted.event_type.is_some()))));
+    pub(super) async fn read_due(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, sqlx::Error> {
+        let asked = Asked::of(request)?;
+        let query = asked.bind(sqlx::query(self.sql(&pending(request.event_type.is_some()))));
         let mut rows = query.fetch(self.0.database.readers());
-        let (mut taken, mut bytes) = (Taken::default(), 0);
+        let (mut taken, mut bytes) = (ClaimedRows::default(), 0);
         while let Some(row) = rows.try_next().await? {
             let Due { pending, payload_bytes } = due(&row)?;
             bytes += payload_bytes;
@@ -223,10 +223,10 @@ impl OutboxStore {
         Ok(taken)
     }
 
-    pub(super) async fn lease_due(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
+    pub(super) async fn lease_due(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, StoreError> {
         const DOING: &str = "claim from the outbox";
-        let mut asked = Asked::of(wanted).map_err(|error| super::store_error(DOING, error))?;
-        asked.looks_behind = if self.is_ordered() { self.0.patrol.next() } else { None };
+        let mut asked = Asked::of(request).map_err(|error| super::store_error(DOING, error))?;
+        asked.looks_behind = if self.is_ordered() { self.0.sweeper.next() } else { None };
         let (store, asked) = (self.clone(), Arc::new(asked));
         let lease = self.0.database.write(DOING, move |connection| {
             let (store, asked) = (store.clone(), asked.clone());
@@ -236,53 +236,53 @@ impl OutboxStore {
     }
 
     /// In multi-node mode, every row is a run of its own.
-    async fn lease_runs(&self, connection: &mut SqliteConnection, asked: &Asked) -> Result<Taken, sqlx::Error> {
-        if let Some(behind) = asked.looks_behind {
-            self.free_forgotten(connection, behind).await?;
+    async fn lease_runs(&self, connection: &mut SqliteConnection, asked: &Asked) -> Result<ClaimedRows, sqlx::Error> {
+        if let Some(after) = asked.looks_behind {
+            self.unblock_orphaned(connection, after).await?;
         }
         let met = self.meet(connection, asked).await?;
-        let Chosen { taken: chosen, parked, is_cut } = choose_runs(&met);
+        let Selection { taken: chosen, blocked, is_cut } = select_runs(&met);
         let is_suspect = met.iter().any(|met| met.losses > 0 && chosen.first() == Some(&met.position.seq));
         let rows = match chosen.is_empty() {
             true => Vec::new(),
-            false => self.lease_chosen(connection, &chosen, is_suspect, &asked.lock).await?,
+            false => self.lease_chosen(connection, &chosen, is_suspect, &asked.claim_id).await?,
         };
-        if !parked.is_empty() {
-            let parked: Vec<i64> = parked.into_iter().map(|(row, _)| row).collect();
-            sqlx::query(self.sql(PARK)).bind(json(&parked)?).execute(connection).await?;
+        if !blocked.is_empty() {
+            let blocked: Vec<i64> = blocked.into_iter().map(|(row, _)| row).collect();
+            sqlx::query(self.sql(BLOCK)).bind(json(&blocked)?).execute(connection).await?;
         }
         let is_full = met.len() as i64 >= asked.limit;
         // What was cut off stands among what was met: the next claim begins where this one did.
         let last = met.last().map(|met| met.position).filter(|_| !is_cut);
-        Ok(Taken { rows, more: is_full || is_cut, last, is_held_up: false })
+        Ok(ClaimedRows { rows, more: is_full || is_cut, last, is_held_up: false })
     }
 
-    /// Looks at some of what is parked.
-    async fn free_forgotten(&self, connection: &mut SqliteConnection, behind: Position) -> Result<(), sqlx::Error> {
-        let look = sqlx::query(self.sql(FORGOTTEN)).bind(behind.seq).bind(STRETCH as i64);
+    /// Looks at some of what is blocked.
+    async fn unblock_orphaned(&self, connection: &mut SqliteConnection, after: Position) -> Result<(), sqlx::Error> {
+        let look = sqlx::query(self.sql(ORPHANED)).bind(after.seq).bind(SWEEP_BATCH as i64);
         let rows = look.fetch_all(&mut *connection).await?;
-        let (mut last, mut forgotten) = (None, Vec::new());
+        let (mut last, mut orphaned) = (None, Vec::new());
         for row in &rows {
             let seq: i64 = row.try_get(0)?;
             last = Some(Position { due: 0, seq });
             if row.try_get(1)? {
-                forgotten.push(seq);
+                orphaned.push(seq);
             }
         }
-        if !forgotten.is_empty() {
-            sqlx::query(self.sql(FREE_FORGOTTEN)).bind(json(&forgotten)?).execute(connection).await?;
+        if !orphaned.is_empty() {
+            sqlx::query(self.sql(UNBLOCK_ORPHANED)).bind(json(&orphaned)?).execute(connection).await?;
         }
-        self.0.patrol.looked(rows.len(), last);
+        self.0.sweeper.looked(rows.len(), last);
         Ok(())
     }
 
-    async fn meet(&self, connection: &mut SqliteConnection, asked: &Asked) -> Result<Vec<Met>, sqlx::Error> {
+    async fn meet(&self, connection: &mut SqliteConnection, asked: &Asked) -> Result<Vec<Candidate>, sqlx::Error> {
         let sql = self.sql(&meet(self.0.mode, asked.event_type.is_some()));
         let query = asked.bind(sqlx::query(sql)).bind(asked.lease).bind(asked.suspects);
         let rows = query.fetch_all(connection).await?;
         let is_ordered = self.is_ordered();
         let read = |row: &SqliteRow| {
-            Ok(Met {
+            Ok(Candidate {
                 position: Position { due: row.try_get(1)?, seq: row.try_get(0)? },
                 losses: row.try_get::<i64, _>(2)?.max(0) as u32,
                 bytes: row.try_get::<Option<i64>, _>(3)?.unwrap_or_default().max(0) as usize,
@@ -299,9 +299,9 @@ impl OutboxStore {
         connection: &mut SqliteConnection,
         chosen: &[i64],
         is_suspect: bool,
-        lock: &str,
-    ) -> Result<Vec<Pending>, sqlx::Error> {
-        let lease = sqlx::query(self.sql(&lease(is_suspect))).bind(json(chosen)?).bind(lock);
+        claim_id: &str,
+    ) -> Result<Vec<ClaimedRow>, sqlx::Error> {
+        let lease = sqlx::query(self.sql(&lease(is_suspect))).bind(json(chosen)?).bind(claim_id);
         let rows = lease.fetch_all(&mut *connection).await?;
         let (mut by_seq, mut passed) = (HashMap::with_capacity(rows.len()), Vec::new());
         for row in &rows {
@@ -314,37 +314,37 @@ impl OutboxStore {
             }
             by_seq.insert(pending.position.seq, pending);
         }
-        self.unpark(connection, &passed).await?;
+        self.unblock(connection, &passed).await?;
         Ok(chosen.iter().filter_map(|seq| by_seq.remove(seq)).collect())
     }
 
     /// Ordered mode: what waits behind these rows, once they are finished, may be met again.
-    pub(super) async fn unpark(&self, connection: &mut SqliteConnection, rows: &[i64]) -> Result<(), sqlx::Error> {
+    pub(super) async fn unblock(&self, connection: &mut SqliteConnection, rows: &[i64]) -> Result<(), sqlx::Error> {
         if rows.is_empty() || !self.is_ordered() {
             return Ok(());
         }
-        let unpark = sqlx::query(self.sql(UNPARK)).bind(json(rows)?).bind(unparked(rows.len()) as i64);
-        unpark.execute(connection).await.map(|_| ())
+        let unblock = sqlx::query(self.sql(UNBLOCK)).bind(json(rows)?).bind(unblocked(rows.len()) as i64);
+        unblock.execute(connection).await.map(|_| ())
     }
 
-    pub(super) async fn first_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, sqlx::Error> {
-        let sql = self.sql(&next_due(self.0.mode, wanted.event_type.is_some()));
-        let query = sqlx::query(sql).bind(json(wanted.left_out)?).bind(wanted.suspects).bind(wanted.event_type);
-        let query = query.bind(millis(wanted.lease));
+    pub(super) async fn first_due(&self, request: &ClaimRequest<'_>) -> Result<Option<Duration>, sqlx::Error> {
+        let sql = self.sql(&next_due(self.0.mode, request.event_type.is_some()));
+        let query = sqlx::query(sql).bind(json(request.in_flight)?).bind(request.allow_suspects).bind(request.event_type);
+        let query = query.bind(millis(request.lease));
         let row = query.fetch_optional(self.0.database.readers()).await?;
         let wait: Option<i64> = row.map(|row| row.try_get(0)).transpose()?.flatten();
         Ok(wait.map(span))
     }
 
     /// Also those types that no channel can have.
-    pub(super) async fn due_types(&self) -> Result<(Vec<String>, Vec<Nameless>), sqlx::Error> {
+    pub(super) async fn due_types(&self) -> Result<(Vec<String>, Vec<UndecodableType>), sqlx::Error> {
         let rows = sqlx::query(self.sql(PENDING_TYPES)).fetch_all(self.0.database.readers()).await?;
         let (mut types, mut nameless) = (Vec::with_capacity(rows.len()), Vec::new());
         for row in &rows {
             let (is_text, bytes) = (row.try_get(0)?, row.try_get(1)?);
             match std::str::from_utf8(bytes) {
                 Ok(event_type) if is_text => types.push(event_type.to_owned()),
-                _ => nameless.push(Nameless { is_text, bytes: bytes.to_vec() }),
+                _ => nameless.push(UndecodableType { is_text, bytes: bytes.to_vec() }),
             }
         }
         Ok((types, nameless))

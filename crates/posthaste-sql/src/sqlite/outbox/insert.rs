@@ -103,9 +103,9 @@ impl OutboxStore {
         &self,
         connection: &mut SqliteConnection,
         events: &[&Event],
-        lock: Option<&str>,
+        claim_id: Option<&str>,
     ) -> Result<Vec<i64>, sqlx::Error> {
-        let rows = self.insert_rows(connection, events, lock, "RETURNING seq").await?;
+        let rows = self.insert_rows(connection, events, claim_id, "RETURNING seq").await?;
         let mut numbers = rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<i64>, _>>()?;
         // They are given in the order of the events, though they need not be answered so.
         numbers.sort_unstable();
@@ -117,10 +117,10 @@ impl OutboxStore {
         &self,
         connection: &mut SqliteConnection,
         events: &[&Event],
-        lock: Option<&str>,
+        claim_id: Option<&str>,
         after: &'static str,
     ) -> Result<Vec<SqliteRow>, sqlx::Error> {
-        let (columns, row) = match lock {
+        let (columns, row) = match claim_id {
             Some(_) => (format!("{COLUMNS}, locked_by, locked_at"), format!("({ROW}, ?, {{now}})")),
             None => (COLUMNS.to_owned(), format!("({ROW})")),
         };
@@ -128,7 +128,7 @@ impl OutboxStore {
         for chunk in chunks(events).flat_map(|part| part.chunks(CHUNK)) {
             let rows = vec![row.as_str(); chunk.len()].join(", ");
             let sql = self.sql(&format!("INSERT INTO {{table}} ({columns}) VALUES {rows} {after}"));
-            returned.extend(insert_chunk(connection, sql, chunk, lock).await?);
+            returned.extend(insert_chunk(connection, sql, chunk, claim_id).await?);
         }
         Ok(returned)
     }
@@ -138,7 +138,7 @@ async fn insert_chunk(
     connection: &mut SqliteConnection,
     sql: AssertSqlSafe<String>,
     chunk: &[&Event],
-    lock: Option<&str>,
+    claim_id: Option<&str>,
 ) -> Result<Vec<SqliteRow>, sqlx::Error> {
     let mut query = sqlx::query(sql);
     for event in chunk {
@@ -169,8 +169,8 @@ async fn insert_chunk(
             .bind(storable(event.occurred_at()).to_rfc3339_opts(SecondsFormat::AutoSi, true))
             .bind(until)
             .bind(wait);
-        if let Some(lock) = lock {
-            query = query.bind(lock);
+        if let Some(claim_id) = claim_id {
+            query = query.bind(claim_id);
         }
     }
     query.fetch_all(connection).await

@@ -1,11 +1,11 @@
 use std::collections::HashSet;
 
 use posthaste_core::StoreError;
-use posthaste_core::outbox::{FOUND_AMONG, Leases, Mode};
+use posthaste_core::outbox::{FOUND_AMONG, LeaseSet, Mode};
 use sqlx::Row;
 
 use super::{OutboxStore, json};
-use crate::sqlite::faults::store_error;
+use crate::sqlite::errors::store_error;
 
 /// The leases of these rows, if they still stand, begin anew. Binds: the locks, the rows.
 pub(super) const RENEW: &str = "UPDATE {table} SET locked_at = {now}
@@ -37,7 +37,7 @@ const RELEASE_EVENTS: &str = "UPDATE {table} SET
 /// which runs only after the answer to a claim was lost. Binds: the locks.
 fn release_claims(mode: Mode) -> String {
     let (index, which) = match mode {
-        Mode::Ordered(_) => ("{table}_ready", "AND parked = 0"),
+        Mode::Ordered(_) => ("{table}_ready", "AND blocked = 0"),
         _ => ("{table}_pending", ""),
     };
     format!(
@@ -53,20 +53,20 @@ fn release_claims(mode: Mode) -> String {
 
 impl OutboxStore {
     /// Answers with the rows that exist.
-    pub(super) async fn release_leases(&self, leases: &Leases<'_>) -> Result<HashSet<i64>, StoreError> {
+    pub(super) async fn release_leases(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, StoreError> {
         const DOING: &str = "release leases";
         let failed = |error| store_error(DOING, error);
         match leases {
-            Leases::OfRows { locks, rows } => {
-                let binds = vec![json(locks).map_err(failed)?, json(rows).map_err(failed)?];
+            LeaseSet::Rows { claim_ids, rows } => {
+                let binds = vec![json(claim_ids).map_err(failed)?, json(rows).map_err(failed)?];
                 self.change_leases(DOING, RELEASE.to_owned(), binds).await
             }
-            Leases::OfEvents { locks, ids } => {
-                let binds = vec![json(locks).map_err(failed)?, json(ids).map_err(failed)?];
+            LeaseSet::Events { claim_ids, ids } => {
+                let binds = vec![json(claim_ids).map_err(failed)?, json(ids).map_err(failed)?];
                 self.change_leases(DOING, RELEASE_EVENTS.to_owned(), binds).await
             }
-            Leases::OfClaims { locks } => {
-                let binds = vec![json(locks).map_err(failed)?];
+            LeaseSet::Claims { claim_ids } => {
+                let binds = vec![json(claim_ids).map_err(failed)?];
                 self.change_leases(DOING, release_claims(self.0.mode), binds).await
             }
         }

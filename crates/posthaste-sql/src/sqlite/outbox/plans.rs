@@ -16,7 +16,7 @@ async fn filled(folder: &tempfile::TempDir) -> Database {
     let fill = database.write("fill", |connection| {
         Box::pin(async move {
             let insert = "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 1100000)
-                 INSERT INTO outbox_event (event_type, payload, status, aggregate_id, parked)
+                 INSERT INTO outbox_event (event_type, payload, status, aggregate_id, blocked)
                  SELECT 'type' || n % 10, '{}', n / 10 % 11 = 0, n % 1000, n % 7 = 0 FROM n";
             sqlx::query(insert).execute(&mut *connection).await?;
             sqlx::query("ANALYZE").execute(connection).await.map(|_| ())
@@ -78,7 +78,7 @@ async fn what_is_changed_is_looked_up_by_its_number() {
     let database = filled(&folder).await;
     for mode in MODES {
         let (fence, leases) = (settle::fence(mode), [claim::lease(false), claim::lease(true)]);
-        let others = [settle::DONE, settle::CHANGE, lease::RENEW, lease::RELEASE, claim::PARK, upkeep::DELETE];
+        let others = [settle::DONE, settle::CHANGE, lease::RENEW, lease::RELEASE, claim::BLOCK, operator::DELETE];
         for sql in others.into_iter().chain(leases.iter().map(String::as_str)).chain([fence.as_str()]) {
             let plan = plan(&database, sql, mode).await;
             assert!(plan.contains("USING INTEGER PRIMARY KEY (rowid=?)"), "{sql}\n{plan}");
@@ -92,11 +92,11 @@ async fn who_waits_for_whom_is_found_by_key() {
     let folder = tempfile::tempdir().unwrap();
     let database = filled(&folder).await;
     for mode in MODES.into_iter().filter(|mode| matches!(mode, Mode::Ordered(_))) {
-        let unpark = plan(&database, settle::UNPARK, mode).await;
-        assert!(unpark.contains("outbox_event_key (aggregate_type=? AND aggregate_id=?)"), "{unpark}");
-        let forgotten = plan(&database, claim::FORGOTTEN, mode).await;
-        assert!(forgotten.contains("item USING INDEX outbox_event_parked (seq>?)"), "{forgotten}");
-        assert!(forgotten.contains("outbox_event_key") && !forgotten.contains("TEMP B-TREE"), "{forgotten}");
+        let unblock = plan(&database, settle::UNBLOCK, mode).await;
+        assert!(unblock.contains("outbox_event_key (aggregate_type=? AND aggregate_id=?)"), "{unblock}");
+        let orphaned = plan(&database, claim::ORPHANED, mode).await;
+        assert!(orphaned.contains("item USING INDEX outbox_event_blocked (seq>?)"), "{orphaned}");
+        assert!(orphaned.contains("outbox_event_key") && !orphaned.contains("TEMP B-TREE"), "{orphaned}");
     }
     database.close().await;
 }
@@ -105,7 +105,7 @@ async fn who_waits_for_whom_is_found_by_key() {
 async fn what_cannot_be_named_is_found_by_its_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let database = filled(&folder).await;
-    let plan = plan(&database, nameless::BURY, Mode::SingleNode).await;
+    let plan = plan(&database, undecodable::BURY, Mode::SingleNode).await;
     assert!(plan.contains("SEARCH outbox_event USING INTEGER PRIMARY KEY"), "{plan}");
     assert!(plan.contains("outbox_event_pending_of_type (event_type=?)"), "{plan}");
     database.close().await;
@@ -116,13 +116,13 @@ async fn what_operators_ask_is_found_by_an_index() {
     let folder = tempfile::tempdir().unwrap();
     let database = filled(&folder).await;
     let mode = Mode::SingleNode;
-    for sql in [upkeep::dead(), upkeep::count(), upkeep::replay(), upkeep::old(Purge::Dead)] {
+    for sql in [operator::dead(), operator::count(), operator::replay(), operator::old(Purge::Dead)] {
         let plan = plan(&database, &sql, mode).await;
         assert!(plan.contains("outbox_event_dead"), "{sql}\n{plan}");
     }
-    let find = plan(&database, &upkeep::find(), mode).await;
+    let find = plan(&database, &operator::find(), mode).await;
     assert!(find.contains("(event_id=?)"), "{find}");
-    let oldest = plan(&database, upkeep::OLDEST_DUE, mode).await;
+    let oldest = plan(&database, operator::OLDEST_DUE, mode).await;
     assert!(oldest.contains("outbox_event_pending (due<?)"), "{oldest}");
     database.close().await;
 }

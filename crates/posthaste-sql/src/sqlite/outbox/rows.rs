@@ -3,7 +3,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use posthaste_core::Event;
-use posthaste_core::outbox::{OutboxRow, OutboxStatus, Pending, Position};
+use posthaste_core::outbox::{OutboxRow, OutboxStatus, ClaimedRow, Position};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row, TypeInfo, ValueRef};
 
@@ -33,13 +33,13 @@ pub(super) fn row_columns() -> String {
 
 /// A row as a claim reads it.
 pub(super) struct Due {
-    pub(super) pending: Pending,
+    pub(super) pending: ClaimedRow,
     /// What its payload takes in memory, also when it is no event.
     pub(super) payload_bytes: usize,
 }
 
 pub(super) fn due(row: &SqliteRow) -> Result<Due, sqlx::Error> {
-    let pending = Pending {
+    let pending = ClaimedRow {
         position: Position { due: row.try_get(14)?, seq: row.try_get(16)? },
         created_at: created_at(row)?,
         event: read_event(row),

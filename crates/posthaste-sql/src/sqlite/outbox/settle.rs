@@ -2,13 +2,13 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use posthaste_core::StoreError;
-use posthaste_core::outbox::{Change, Changed, DeadHead, Mode, OutboxStatus};
+use posthaste_core::outbox::{RowUpdate, SettledRows, DeadHead, Mode, OutboxStatus};
 use serde::Serialize;
 use sqlx::{Row, SqliteConnection};
 
 use super::{OutboxStore, json};
 use crate::sqlite::clock::modifier;
-use crate::sqlite::faults::store_error;
+use crate::sqlite::errors::store_error;
 
 /// Which of the rows may be changed: pending ones whose claim still stands. One row, a JSON array. Binds: the fences, the
 /// rows.
@@ -49,18 +49,18 @@ pub(super) const CHANGE: &str = "UPDATE {table} SET
            FROM json_each(?)) AS change
      WHERE {table}.seq = change.seq";
 
-/// Unparks the first rows of the keys of these rows, so that they are met again. Binds: the rows, how many of each key.
-pub(super) const UNPARK: &str = "UPDATE {table} SET parked = 0 WHERE seq IN (
+/// Unblocks the first rows of the keys of these rows, so that they are met again. Binds: the rows, how many of each key.
+pub(super) const UNBLOCK: &str = "UPDATE {table} SET blocked = 0 WHERE seq IN (
          SELECT next.value
          FROM (SELECT DISTINCT aggregate_type, aggregate_id FROM {table}
                WHERE seq IN (SELECT value FROM json_each(?1)) AND aggregate_id IS NOT NULL) AS key
          CROSS JOIN json_each((
              SELECT json_group_array(seq) FROM (
-                 SELECT seq, parked FROM {table} AS item INDEXED BY {table}_key
+                 SELECT seq, blocked FROM {table} AS item INDEXED BY {table}_key
                  WHERE item.aggregate_type = key.aggregate_type AND item.aggregate_id = key.aggregate_id
                    AND item.{unfinished}
                  ORDER BY seq LIMIT ?2)
-             WHERE parked = 1)) AS next)";
+             WHERE blocked = 1)) AS next)";
 
 /// Anything but delivered, under the names in [`CHANGE`].
 #[derive(Serialize)]
@@ -74,7 +74,7 @@ struct Recorded<'a> {
 }
 
 impl<'a> Recorded<'a> {
-    fn of(change: &'a Change) -> Self {
+    fn of(change: &'a RowUpdate) -> Self {
         Self {
             seq: change.seq,
             status: change.status.code(),
@@ -86,27 +86,27 @@ impl<'a> Recorded<'a> {
 }
 
 impl OutboxStore {
-    pub(super) async fn change(&self, fences: &[String], changes: &[Change]) -> Result<Changed, StoreError> {
+    pub(super) async fn change(&self, fencing_tokens: &[String], changes: &[RowUpdate]) -> Result<SettledRows, StoreError> {
         const DOING: &str = "settle in the outbox";
-        let fences = json(fences).map_err(|error| store_error(DOING, error))?;
-        let asked = Arc::new((fences, changes.to_vec()));
+        let fencing_tokens = json(fencing_tokens).map_err(|error| store_error(DOING, error))?;
+        let asked = Arc::new((fencing_tokens, changes.to_vec()));
         let store = self.clone();
         let write = self.0.database.write(DOING, move |connection| {
             let (store, asked) = (store.clone(), asked.clone());
             Box::pin(async move { store.change_rows(connection, &asked.0, &asked.1).await })
         });
         // One transaction writes at a time: no row is ever locked.
-        Ok(Changed { rows: write.await?, locked: HashSet::new() })
+        Ok(SettledRows { rows: write.await?, locked: HashSet::new() })
     }
 
     async fn change_rows(
         &self,
         connection: &mut SqliteConnection,
-        fences: &str,
-        changes: &[Change],
+        fencing_tokens: &str,
+        changes: &[RowUpdate],
     ) -> Result<HashSet<i64>, sqlx::Error> {
         let rows: Vec<i64> = changes.iter().map(|change| change.seq).collect();
-        let fence = sqlx::query(self.sql(&fence(self.0.mode))).bind(fences).bind(json(&rows)?);
+        let fence = sqlx::query(self.sql(&fence(self.0.mode))).bind(fencing_tokens).bind(json(&rows)?);
         let ours: String = fence.fetch_one(&mut *connection).await?.try_get(0)?;
         let ours: HashSet<i64> = serde_json::from_str(&ours).map_err(|error| sqlx::Error::Decode(error.into()))?;
         let (mut done, mut others, mut passed) = (Vec::new(), Vec::new(), Vec::new());
@@ -126,7 +126,7 @@ impl OutboxStore {
             sqlx::query(self.sql(CHANGE)).bind(json(&others)?).execute(&mut *connection).await?;
         }
         passed.extend(done);
-        self.unpark(connection, &passed).await?;
+        self.unblock(connection, &passed).await?;
         Ok(ours)
     }
 }

@@ -4,7 +4,7 @@ use sqlx::sqlite::SqlitePool;
 use sqlx::{Connection, SqlSafeStr, Sqlite, SqliteConnection};
 use tokio::runtime::Handle;
 
-use crate::sqlite::turn::{Taken, Turn};
+use crate::sqlite::turn::{ClaimedRows, Turn};
 
 /// IMMEDIATE takes the lock now, where waiting is allowed, and not at the first write.
 const BEGIN: &str = "BEGIN IMMEDIATE";
@@ -14,7 +14,7 @@ pub struct Transaction {
     /// `None` once it is ended.
     inner: Option<sqlx::Transaction<'static, Sqlite>>,
     /// Given back when it has ended.
-    turn: Option<Taken>,
+    turn: Option<ClaimedRows>,
 }
 
 impl Transaction {
@@ -44,7 +44,7 @@ impl Transaction {
     }
 
     pub(super) async fn commit(mut self) -> Result<(), sqlx::Error> {
-        // Taken apart only here: dropped half way, both are dropped in this order.
+        // ClaimedRows apart only here: dropped half way, both are dropped in this order.
         let (inner, _turn) = (self.inner.take(), self.turn.take());
         match inner {
             Some(inner) => inner.commit().await,

@@ -4,7 +4,7 @@ use sqlx::{AssertSqlSafe, QueryBuilder, Row};
 
 use super::{NOW_MS, Refusal, Registry, check_version, page, time};
 use crate::registry::{Definition, DefinitionFields, EventKey, Page, PageRequest, RegistryError};
-use crate::sqlite::faults::store_error;
+use crate::sqlite::errors::store_error;
 
 pub(super) const COLUMNS: &str = "event_definition.id, source_service, event_type, resource_type, operation_type, \
      description, event_definition.created_at, event_definition.updated_at, event_definition.version";

@@ -8,7 +8,7 @@ use crate::registry::{
     Created, Page, PageRequest, RegistryError, Subscription, SubscriptionFields, SubscriptionFilter,
 };
 use crate::sqlite::clock::{millis, span};
-use crate::sqlite::faults::store_error;
+use crate::sqlite::errors::store_error;
 
 pub(super) const COLUMNS: &str = "subscription.id, subscriber_id, definition_id, endpoint, endpoint_digest, \
      payload_type, auth_type, credentials_sealed, header_names, timeout_ms, max_retry, tenant_id, active, subscription.created_at, \

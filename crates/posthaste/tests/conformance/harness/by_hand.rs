@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use posthaste::{Event, Failure, Mode, Pool, TableName};
-use posthaste_core::outbox::{Change, OutboxItem, OutboxSource, Owner, Reader, Store, Table, Upkeep};
+use posthaste_core::outbox::{RowUpdate, OutboxItem, OutboxSource, Owner, Reader, Store, Table, OperatorStore};
 use posthaste_core::{Claim, Claimed, Disposition, Settled, Settlement, Source};
 use tokio::time::Instant;
 
@@ -113,16 +113,16 @@ pub struct Marks<S> {
     fence: String,
 }
 
-impl<S: Store + Upkeep> Marks<S> {
+impl<S: Store + OperatorStore> Marks<S> {
     pub async fn of<H: Harness<Store = S>>(db: &H) -> Self {
         let store = db.pool().await.open(TableName::default(), Mode::SingleNode).await.unwrap();
         store.register(Reader::Dispatcher, LEASE).await.unwrap();
-        let Owner::Us { generation } = store.own("me", LEASE).await.unwrap() else { panic!("nobody else is there") };
+        let Owner::Us { generation } = store.acquire_ownership("me", LEASE).await.unwrap() else { panic!("nobody else is there") };
         Self { store, fence: format!("me:{generation}") }
     }
 
     pub async fn mark(&self, seq: i64, disposition: &Disposition) -> bool {
-        let changes = [Change::of(seq, 1, disposition)];
-        self.store.record(std::slice::from_ref(&self.fence), &changes).await.unwrap().rows.contains(&seq)
+        let changes = [RowUpdate::of(seq, 1, disposition)];
+        self.store.settle(std::slice::from_ref(&self.fence), &changes).await.unwrap().rows.contains(&seq)
     }
 }

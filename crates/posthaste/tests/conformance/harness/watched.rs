@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use posthaste::{DeadFilter, Event, FaultKind, Mode, OpenError, OutboxRow, Pool, StoreError, TableName};
 use posthaste_core::Wakeup;
 use posthaste_core::outbox::{
-    Change, Changed, Leases, Owner, Purge, Reader, Registration, Store, Taken, Upkeep, Wanted,
+    RowUpdate, SettledRows, LeaseSet, Owner, Purge, Reader, Registration, Store, ClaimedRows, OperatorStore, ClaimRequest,
 };
 
 /// What a store was asked to do, and what it is told to refuse.
@@ -63,7 +63,7 @@ impl Book {
         match pages.refusals.get_mut(statement) {
             Some(refusals) if *refusals > 0 => {
                 *refusals -= 1;
-                Err(StoreError::new(statement, FaultKind::Passing, "the test said so"))
+                Err(StoreError::new(statement, FaultKind::Transient, "the test said so"))
             }
             _ => Ok(()),
         }
@@ -83,7 +83,7 @@ pub struct Watched<S> {
 }
 
 #[async_trait]
-impl<S: Store + Upkeep, P: Pool<S>> Pool<Watched<S>> for WatchedPool<P> {
+impl<S: Store + OperatorStore, P: Pool<S>> Pool<Watched<S>> for WatchedPool<P> {
     async fn open(&self, table: TableName, mode: Mode) -> Result<Watched<S>, OpenError> {
         self.book.note("open", 0)?;
         Ok(Watched { store: self.pool.open(table, mode).await?, book: self.book.clone() })
@@ -108,14 +108,14 @@ impl<S: Store> Store for Watched<S> {
         self.store.register(reader, lease).await
     }
 
-    async fn own(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
+    async fn acquire_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
         self.book.note("own", 0)?;
-        self.store.own(owner, lease).await
+        self.store.acquire_ownership(owner, lease).await
     }
 
-    async fn disown(&self, owner: &str) -> Result<(), StoreError> {
+    async fn release_ownership(&self, owner: &str) -> Result<(), StoreError> {
         self.book.note("disown", 0)?;
-        self.store.disown(owner).await
+        self.store.release_ownership(owner).await
     }
 
     async fn begin(&self) -> Result<S::Transaction, StoreError> {
@@ -137,10 +137,10 @@ impl<S: Store> Store for Watched<S> {
         &self,
         connection: &mut S::Connection,
         events: &[&Event],
-        lock: Option<&str>,
+        claim_id: Option<&str>,
     ) -> Result<Vec<i64>, StoreError> {
         self.book.note("insert", events.len())?;
-        self.store.insert(connection, events, lock).await
+        self.store.insert(connection, events, claim_id).await
     }
 
     async fn surviving(&self, connection: &mut S::Connection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
@@ -148,37 +148,37 @@ impl<S: Store> Store for Watched<S> {
         self.store.surviving(connection, rows).await
     }
 
-    async fn take(&self, wanted: &Wanted<'_>) -> Result<Taken, StoreError> {
-        self.book.note("take", wanted.limit)?;
-        let taken = self.store.take(wanted).await?;
+    async fn claim(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, StoreError> {
+        self.book.note("take", request.limit)?;
+        let taken = self.store.claim(request).await?;
         match taken.rows.is_empty() {
             true => Ok(taken),
             false => self.book.answer("take", taken),
         }
     }
 
-    async fn next_due(&self, wanted: &Wanted<'_>) -> Result<Option<Duration>, StoreError> {
+    async fn next_due(&self, request: &ClaimRequest<'_>) -> Result<Option<Duration>, StoreError> {
         self.book.note("next_due", 0)?;
-        self.store.next_due(wanted).await
+        self.store.next_due(request).await
     }
 
-    async fn mark_started(&self, lock: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+    async fn mark_started(&self, claim_id: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
         self.book.note("mark_started", rows.len())?;
-        self.store.mark_started(lock, started, rows).await
+        self.store.mark_started(claim_id, started, rows).await
     }
 
-    async fn record(&self, fences: &[String], changes: &[Change]) -> Result<Changed, StoreError> {
+    async fn settle(&self, fencing_tokens: &[String], changes: &[RowUpdate]) -> Result<SettledRows, StoreError> {
         self.book.note("record", changes.len())?;
-        self.store.record(fences, changes).await
+        self.store.settle(fencing_tokens, changes).await
     }
 
-    async fn renew(&self, locks: &[String], rows: &[i64]) -> Result<Changed, StoreError> {
+    async fn renew(&self, claim_ids: &[String], rows: &[i64]) -> Result<SettledRows, StoreError> {
         self.book.note("renew", rows.len())?;
-        self.store.renew(locks, rows).await
+        self.store.renew(claim_ids, rows).await
     }
 
-    async fn release(&self, leases: &Leases<'_>) -> Result<HashSet<i64>, StoreError> {
-        let rows = if let Leases::OfRows { rows, .. } = leases { rows.len() } else { 0 };
+    async fn release(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, StoreError> {
+        let rows = if let LeaseSet::Rows { rows, .. } = leases { rows.len() } else { 0 };
         self.book.note("release", rows)?;
         self.store.release(leases).await
     }
@@ -205,7 +205,7 @@ impl<S: Store> Store for Watched<S> {
 }
 
 #[async_trait]
-impl<S: Upkeep> Upkeep for Watched<S> {
+impl<S: OperatorStore> OperatorStore for Watched<S> {
     async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
         self.book.note("find", 0)?;
         self.store.find(event_id).await
@@ -221,9 +221,9 @@ impl<S: Upkeep> Upkeep for Watched<S> {
         self.store.count_dead(filter).await
     }
 
-    async fn replay(&self, filter: &DeadFilter, behind: i64, limit: usize) -> Result<(u64, i64), StoreError> {
+    async fn replay(&self, filter: &DeadFilter, after: i64, limit: usize) -> Result<(u64, i64), StoreError> {
         self.book.note("replay", limit)?;
-        self.store.replay(filter, behind, limit).await
+        self.store.replay(filter, after, limit).await
     }
 
     async fn discard(&self, event_id: &str) -> Result<bool, StoreError> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use posthaste::{DeadFilter, Event, Mode, OutboxStatus};
 use posthaste_core::Disposition;
-use posthaste_core::outbox::{Purge, Upkeep};
+use posthaste_core::outbox::{Purge, OperatorStore};
 
 use crate::harness::{
     DAY, Database, HOUR, MODES, claim, claimed_ids, dispatcher, failure, on_every_database, row, settle, write_to,

@@ -152,7 +152,7 @@ async fn p5_a_service_is_tested_without_a_database() {
     database.fail_commits(1);
     let mut transaction = outbox.begin().await.unwrap();
     outbox.write(&mut transaction, crate::harness::event()).await.unwrap();
-    assert_eq!(transaction.commit().await.unwrap_err().kind(), FaultKind::Passing);
+    assert_eq!(transaction.commit().await.unwrap_err().kind(), FaultKind::Transient);
     outbox.close().await;
     assert_eq!((database.rows("outbox_event").len(), calls.len()), (2, 2));
 }

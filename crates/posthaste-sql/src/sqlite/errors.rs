@@ -9,11 +9,11 @@ const IO_ERROR: i64 = 10;
 pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError {
     let kind = match &error {
         // A broken constraint breaks again; a locked or full database may recover.
-        sqlx::Error::Database(error) if error.kind() != sqlx::error::ErrorKind::Other => FaultKind::Lasting,
+        sqlx::Error::Database(error) if error.kind() != sqlx::error::ErrorKind::Other => FaultKind::Permanent,
         sqlx::Error::Database(_) | sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => {
-            FaultKind::Passing
+            FaultKind::Transient
         }
-        _ => FaultKind::Lasting,
+        _ => FaultKind::Permanent,
     };
     StoreError::new(doing, kind, error)
 }

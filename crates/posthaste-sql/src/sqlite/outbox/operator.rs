@@ -34,7 +34,7 @@ pub(super) fn count() -> String {
 pub(super) fn replay() -> String {
     format!(
         "UPDATE {{table}} SET status = 0, attempts = 0, available_at = {{now}}, done_at = NULL, last_error = NULL,
-             locked_by = NULL, locked_at = NULL, lease_losses = 0, parked = 0
+             locked_by = NULL, locked_at = NULL, lease_losses = 0, blocked = 0
          WHERE seq IN (SELECT seq FROM {{table}} INDEXED BY {{table}}_dead
                        WHERE {FILTER} AND seq > ?4 ORDER BY seq LIMIT ?5)
          RETURNING seq"
@@ -101,17 +101,17 @@ impl OutboxStore {
     pub(super) async fn replay_dead(
         &self,
         filter: &DeadFilter,
-        behind: i64,
+        after: i64,
         limit: usize,
     ) -> Result<(u64, i64), StoreError> {
         let (store, filter) = (self.clone(), filter.clone());
         let write = self.0.database.write("replay dead events of the outbox", move |connection| {
             let DeadFilter { event_id, event_type, aggregate_type } = filter.clone();
             let replay = sqlx::query(store.sql(&replay())).bind(event_id).bind(event_type).bind(aggregate_type);
-            let replay = replay.bind(behind).bind(number(limit));
+            let replay = replay.bind(after).bind(number(limit));
             Box::pin(async move {
                 let rows = replay.fetch_all(connection).await?;
-                let mut last = behind;
+                let mut last = after;
                 for row in &rows {
                     last = last.max(row.try_get(0)?);
                 }
@@ -154,7 +154,7 @@ impl OutboxStore {
         if rows.is_empty() {
             return Ok(());
         }
-        self.unpark(connection, rows).await?;
+        self.unblock(connection, rows).await?;
         sqlx::query(self.sql(DELETE)).bind(json(rows)?).execute(connection).await.map(|_| ())
     }
 

@@ -1,10 +1,11 @@
 use metrics::{Counter, Gauge, Histogram};
 use std::time::Duration;
 
+use crate::metric_names as names;
 use crate::{Disposition, Settled};
 
 /// What a relay counts, from its own events and never from a table scan.
-pub(super) struct Meters {
+pub(super) struct RelayMetrics {
     hot: Counter,
     hot_dropped: Counter,
     hot_skipped_delayed: Counter,
@@ -24,26 +25,26 @@ pub(super) struct Meters {
     relay: String,
 }
 
-impl Meters {
+impl RelayMetrics {
     pub(super) fn new(prefix: &str, relay: &str) -> Self {
-        let counter = |name: &str| metrics::counter!(format!("{prefix}_{name}"), "relay" => relay.to_owned());
-        let gauge = |name: &str| metrics::gauge!(format!("{prefix}_{name}"), "relay" => relay.to_owned());
-        let duration = format!("{prefix}_dispatch_duration_seconds");
+        let counter = |name: &str| metrics::counter!(names::prefixed(prefix, name), "relay" => relay.to_owned());
+        let gauge = |name: &str| metrics::gauge!(names::prefixed(prefix, name), "relay" => relay.to_owned());
+        let duration = names::prefixed(prefix, names::DISPATCH_DURATION);
         Self {
-            hot: counter("enqueue_hot_total"),
-            hot_dropped: counter("enqueue_hot_dropped_total"),
-            hot_skipped_delayed: counter("enqueue_hot_skipped_delayed_total"),
-            claimed: counter("enqueue_cold_total"),
-            success: counter("dispatch_success_total"),
-            failure: counter("dispatch_failure_total"),
-            dead: counter("dispatch_dead_total"),
-            deferred: counter("dispatch_deferred_total"),
-            lost: counter("lost_leases_total"),
-            refused: counter("settle_refused_total"),
-            in_flight: gauge("in_flight"),
-            unsettled: gauge("unsettled"),
-            hot_depth: gauge("queue_hot_depth"),
-            cold_depth: gauge("queue_cold_depth"),
+            hot: counter(names::ENQUEUE_HOT),
+            hot_dropped: counter(names::ENQUEUE_HOT_DROPPED),
+            hot_skipped_delayed: counter(names::ENQUEUE_HOT_SKIPPED_DELAYED),
+            claimed: counter(names::ENQUEUE_COLD),
+            success: counter(names::DISPATCH_SUCCESS),
+            failure: counter(names::DISPATCH_FAILURE),
+            dead: counter(names::DISPATCH_DEAD),
+            deferred: counter(names::DISPATCH_DEFERRED),
+            lost: counter(names::LOST_LEASES),
+            refused: counter(names::SETTLE_REFUSED),
+            in_flight: gauge(names::IN_FLIGHT),
+            unsettled: gauge(names::UNSETTLED),
+            hot_depth: gauge(names::QUEUE_HOT_DEPTH),
+            cold_depth: gauge(names::QUEUE_COLD_DEPTH),
             duration: metrics::histogram!(duration, "relay" => relay.to_owned()),
             prefix: prefix.to_owned(),
             relay: relay.to_owned(),
@@ -66,7 +67,7 @@ impl Meters {
         self.claimed.increment(count as u64);
     }
 
-    pub(super) fn level(&self, in_flight: usize, (hot, cold): (usize, usize)) {
+    pub(super) fn depths(&self, in_flight: usize, (hot, cold): (usize, usize)) {
         self.in_flight.set(in_flight as f64);
         self.hot_depth.set(hot as f64);
         self.cold_depth.set(cold as f64);
@@ -74,7 +75,7 @@ impl Meters {
 
     /// Counted by name when it happens: no healthy relay has this metric.
     pub(super) fn panicked(&self, task: &'static str) {
-        let name = format!("{}_task_panics_total", self.prefix);
+        let name = names::prefixed(&self.prefix, names::TASK_PANICS);
         metrics::counter!(name, "task" => format!("{}:{task}", self.relay)).increment(1);
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use posthaste::{Delay, Event, FaultKind, MAX_PAYLOAD, Mode};
-use posthaste_core::outbox::{Leases, Store};
+use posthaste_core::outbox::{LeaseSet, Store};
 use posthaste_core::{Signal, Source};
 
 use crate::harness::{
@@ -84,7 +84,7 @@ async fn an_id_is_written_once<H: Database>(db: H) {
     write_to(&table, &[named("1")]).await;
     let mut transaction = table.store().begin().await.unwrap();
     let refused = table.store().insert(&mut transaction, &[&named("1")], None).await.unwrap_err();
-    assert_eq!(refused.kind(), FaultKind::Lasting);
+    assert_eq!(refused.kind(), FaultKind::Permanent);
     assert!(refused.chain().contains("event_id"), "{}", refused.chain());
 }
 
@@ -92,17 +92,17 @@ async fn what_is_born_leased_is_nobody_elses<H: Harness>(db: H) {
     let table = dispatcher(&db, Mode::MultiNode).await;
     let (store, node) = (table.store(), table.dispatcher_source());
     let mut transaction = store.begin().await.unwrap();
-    let rows = store.insert(&mut transaction, &[&named("ours"), &named("theirs")], Some("lock:1")).await.unwrap();
+    let rows = store.insert(&mut transaction, &[&named("ours"), &named("theirs")], Some("claim_id:1")).await.unwrap();
     store.commit(transaction).await.unwrap();
     let row = row(&writer(&db).await, "ours").await;
-    assert_eq!((row.seq, row.locked_by.as_deref(), row.locked_at), (rows[0], Some("lock:1"), Some(row.created_at)));
+    assert_eq!((row.seq, row.locked_by.as_deref(), row.locked_at), (rows[0], Some("claim_id:1"), Some(row.created_at)));
     assert!(claim(&node, 10).await.is_empty());
-    let locks = ["lock:0".to_owned(), "lock:1".to_owned()];
-    assert_eq!(store.renew(&locks, &[rows[0], rows[1], i64::MAX]).await.unwrap().rows.len(), 2);
-    store.release(&Leases::OfRows { locks: &locks, rows: &[rows[1]] }).await.unwrap();
+    let claim_ids = ["claim_id:0".to_owned(), "claim_id:1".to_owned()];
+    assert_eq!(store.renew(&claim_ids, &[rows[0], rows[1], i64::MAX]).await.unwrap().rows.len(), 2);
+    store.release(&LeaseSet::Rows { claim_ids: &claim_ids, rows: &[rows[1]] }).await.unwrap();
     assert_eq!(claimed_ids(&claim(&node, 10).await), ["theirs"]);
-    let renewed = store.renew(&locks, &rows).await.unwrap();
-    assert_eq!(renewed.rows.into_iter().collect::<Vec<_>>(), [rows[0]], "the other has another lock now");
+    let renewed = store.renew(&claim_ids, &rows).await.unwrap();
+    assert_eq!(renewed.rows.into_iter().collect::<Vec<_>>(), [rows[0]], "the other has another claim_id now");
 }
 
 async fn a_delay_is_the_databases_or_the_callers<H: Harness>(db: H) {

@@ -9,7 +9,7 @@ use super::OutboxStore;
 const BURIED_AT_ONCE: i64 = 10_000;
 
 /// An event type that is no text in UTF-8, as only other programs can write it.
-pub(super) struct Nameless {
+pub(super) struct UndecodableType {
     /// Invalid as text; otherwise it is a BLOB, which equals no text even where its bytes are the same.
     pub(super) is_text: bool,
     pub(super) bytes: Vec<u8>,
@@ -25,7 +25,7 @@ pub(super) const BURY: &str =
 
 impl OutboxStore {
     /// Makes the rows of these types dead, with the reason; it is no reason to stop when that fails.
-    pub(super) async fn bury_nameless(&self, types: Vec<Nameless>) {
+    pub(super) async fn mark_undecodable_dead(&self, types: Vec<UndecodableType>) {
         match self.try_bury(types).await {
             Ok(0) => {}
             Ok(rows) => {
@@ -35,7 +35,7 @@ impl OutboxStore {
         }
     }
 
-    async fn try_bury(&self, types: Vec<Nameless>) -> Result<u64, StoreError> {
+    async fn try_bury(&self, types: Vec<UndecodableType>) -> Result<u64, StoreError> {
         let (store, types) = (self.clone(), Arc::new(types));
         let bury = self.0.database.write("bury undecodable rows of the outbox", move |connection| {
             let (store, types) = (store.clone(), types.clone());
@@ -44,11 +44,11 @@ impl OutboxStore {
         bury.await
     }
 
-    async fn bury(&self, connection: &mut SqliteConnection, types: &[Nameless]) -> Result<u64, sqlx::Error> {
+    async fn bury(&self, connection: &mut SqliteConnection, types: &[UndecodableType]) -> Result<u64, sqlx::Error> {
         const REASON: &str = "undecodable: event_type is not text in UTF-8";
         let owner = self.last_owner();
         let mut buried = 0;
-        for Nameless { is_text, bytes } in types {
+        for UndecodableType { is_text, bytes } in types {
             let bury = sqlx::query(self.sql(BURY)).bind(is_text).bind(&bytes[..]).bind(REASON);
             let bury = bury.bind(BURIED_AT_ONCE - buried as i64).bind(&owner);
             buried += bury.execute(&mut *connection).await?.rows_affected();

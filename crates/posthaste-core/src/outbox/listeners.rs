@@ -12,9 +12,9 @@ use metrics::Histogram;
 use serde::de::DeserializeOwned;
 use tracing::{Instrument, field};
 
-use crate::outbox::{OutboxItem, Unroutable};
+use super::{OutboxItem, Unroutable};
 use crate::trace::{TRACEPARENT, TraceContext};
-use crate::{Delivery, Event, Failure, GLOBAL_AGGREGATE, Outcome, Sink};
+use crate::{Delivery, Event, Failure, GLOBAL_AGGREGATE, Outcome, Sink, metric_names};
 
 type Listener = Arc<dyn Fn(Arc<Event>) -> BoxFuture<'static, Outcome> + Send + Sync>;
 
@@ -151,7 +151,7 @@ impl Listeners {
         trace: Option<Arc<dyn TraceContext>>,
         metrics_prefix: &str,
     ) -> ListenerSink {
-        let latency = metrics::histogram!(format!("{metrics_prefix}_dispatch_latency_seconds"));
+        let latency = metrics::histogram!(metric_names::prefixed(metrics_prefix, metric_names::DISPATCH_LATENCY));
         ListenerSink { listeners: self, unroutable, trace, latency }
     }
 

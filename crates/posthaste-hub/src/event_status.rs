@@ -3,7 +3,7 @@ use std::collections::HashMap;
 use posthaste_api::proto::OutboxEvent;
 use posthaste_api::{DeliveryState, Domain, EventTrace, OutboxState, OutboxStatus, TopicPosition, TracedDelivery};
 use posthaste_core::StoreError;
-use posthaste_core::outbox::{self, OutboxRow, Upkeep};
+use posthaste_core::outbox::{self, OutboxRow, OperatorStore};
 use posthaste_sql::letters::{LetterRow, LetterStatus};
 use posthaste_sql::sqlite::LogEntry;
 use prost::Message;

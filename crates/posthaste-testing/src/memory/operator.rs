@@ -2,13 +2,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::StoreError;
-use posthaste_core::outbox::{DeadFilter, OutboxRow, OutboxStatus, Purge, Upkeep};
+use posthaste_core::outbox::{DeadFilter, OutboxRow, OutboxStatus, Purge, OperatorStore};
 
 use super::table::{MemoryTable, Row};
 use super::{MemoryOutbox, in_micros};
 
 #[async_trait]
-impl Upkeep for MemoryOutbox {
+impl OperatorStore for MemoryOutbox {
     async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
         let (mut state, _) = self.statement("look into")?;
         Ok(state.table(&self.table).row_of(event_id).map(Row::as_seen))
@@ -24,15 +24,15 @@ impl Upkeep for MemoryOutbox {
         Ok(dead(state.table(&self.table), filter).count() as u64)
     }
 
-    async fn replay(&self, filter: &DeadFilter, behind: i64, limit: usize) -> Result<(u64, i64), StoreError> {
+    async fn replay(&self, filter: &DeadFilter, after: i64, limit: usize) -> Result<(u64, i64), StoreError> {
         let (mut state, now) = self.statement("replay dead events of")?;
         let table = state.table(&self.table);
-        let chosen = dead(table, filter).map(|row| row.seq).filter(|seq| *seq > behind);
+        let chosen = dead(table, filter).map(|row| row.seq).filter(|seq| *seq > after);
         let chosen: Vec<i64> = chosen.take(limit).collect();
         for seq in &chosen {
             table.change(*seq, |row| row.replay(now));
         }
-        Ok((chosen.len() as u64, chosen.last().copied().unwrap_or(behind)))
+        Ok((chosen.len() as u64, chosen.last().copied().unwrap_or(after)))
     }
 
     async fn discard(&self, event_id: &str) -> Result<bool, StoreError> {

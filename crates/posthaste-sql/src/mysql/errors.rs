@@ -4,11 +4,11 @@ use sqlx::mysql::MySqlDatabaseError;
 use crate::session::Failed;
 
 /// Classes of SQLSTATE that say nothing about the statement: connection, transaction (deadlock).
-const PASSING: [&str; 2] = ["08", "40"];
+const TRANSIENT: [&str; 2] = ["08", "40"];
 /// Most have no class of their own. Resources: disk, memory, connections. A lock was not to be had in time, or the row
 /// has changed since. The statement was ended by somebody or by a limit of time. The server is a replica just now, or
 /// not yet a member of its cluster.
-const ALSO_PASSING: [u16; 22] = [
+const ALSO_TRANSIENT: [u16; 22] = [
     1021, 1037, 1038, 1040, 1041, 1135, 1203, 1226, 1205, 1020, 1053, 1317, 1927, 1969, 3024, 4031, 1047, 1290, 1792,
     1836, 3100, 3101,
 ];
@@ -44,15 +44,15 @@ impl TooLong {
 pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError {
     let kind = match &error {
         sqlx::Error::Database(database) => match (database.code(), number(&error)) {
-            (Some(code), _) if PASSING.iter().any(|class| code.starts_with(class)) => FaultKind::Passing,
-            (_, Some(number)) if ALSO_PASSING.contains(&number) => FaultKind::Passing,
-            _ => FaultKind::Lasting,
+            (Some(code), _) if TRANSIENT.iter().any(|class| code.starts_with(class)) => FaultKind::Transient,
+            (_, Some(number)) if ALSO_TRANSIENT.contains(&number) => FaultKind::Transient,
+            _ => FaultKind::Permanent,
         },
         // The last is a connection on which somebody was cut off half way: the next one is another.
         sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Protocol(_) => {
-            FaultKind::Passing
+            FaultKind::Transient
         }
-        _ => FaultKind::Lasting,
+        _ => FaultKind::Permanent,
     };
     StoreError::new(doing, kind, error)
 }

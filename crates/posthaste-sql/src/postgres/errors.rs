@@ -4,23 +4,23 @@ use crate::session::Failed;
 
 /// Classes of SQLSTATE that say nothing about the statement: connection, transaction (deadlock), resources, operator
 /// (shutdown, cancelled), system.
-const PASSING: [&str; 5] = ["08", "40", "53", "57", "58"];
+const TRANSIENT: [&str; 5] = ["08", "40", "53", "57", "58"];
 /// A lock was not to be had in time; the server is a standby just now; it ended a transaction that did nothing.
-const ALSO_PASSING: [&str; 3] = ["55P03", "25006", "25P03"];
+const ALSO_TRANSIENT: [&str; 3] = ["55P03", "25006", "25P03"];
 
 /// What a failed statement means for whoever asked for it.
 pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError {
     let kind = match &error {
         sqlx::Error::Database(error) => match error.code() {
-            Some(code) if PASSING.iter().any(|class| code.starts_with(class)) => FaultKind::Passing,
-            Some(code) if ALSO_PASSING.contains(&&*code) => FaultKind::Passing,
-            _ => FaultKind::Lasting,
+            Some(code) if TRANSIENT.iter().any(|class| code.starts_with(class)) => FaultKind::Transient,
+            Some(code) if ALSO_TRANSIENT.contains(&&*code) => FaultKind::Transient,
+            _ => FaultKind::Permanent,
         },
         // The last is a connection on which somebody was cut off half way: the next one is another.
         sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Protocol(_) => {
-            FaultKind::Passing
+            FaultKind::Transient
         }
-        _ => FaultKind::Lasting,
+        _ => FaultKind::Permanent,
     };
     StoreError::new(doing, kind, error)
 }

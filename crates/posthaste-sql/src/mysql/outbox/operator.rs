@@ -47,7 +47,7 @@ pub(super) fn replayable(which: &DeadFilter) -> String {
 /// Binds: the rows.
 const REPLAY: &str =
     "UPDATE {rows} SET status = 0, attempts = 0, available_at = {now}, done_at = NULL, last_error = NULL,
-         locked_by = NULL, locked_at = NULL, lease_losses = 0, parked = 0
+         locked_by = NULL, locked_at = NULL, lease_losses = 0, blocked = 0
      WHERE dead = 1";
 
 /// Binds: the event id.
@@ -112,25 +112,25 @@ impl OutboxStore {
     pub(super) async fn replay_dead(
         &self,
         filter: &DeadFilter,
-        behind: i64,
+        after: i64,
         limit: usize,
     ) -> Result<(u64, i64), sqlx::Error> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let mut transaction = self.transaction().await?;
-        let mut behind = behind;
+        let mut after = after;
         loop {
-            let replayable = bind_filter(sqlx::query(self.sql(&replayable(filter))), filter).bind(behind).bind(limit);
+            let replayable = bind_filter(sqlx::query(self.sql(&replayable(filter))), filter).bind(after).bind(limit);
             let rows = replayable.fetch_all(&mut *transaction).await?;
             let rows = rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<i64>, _>>()?;
             let Some(last) = rows.last() else {
-                return Ok((0, behind));
+                return Ok((0, after));
             };
-            behind = *last;
+            after = *last;
             let replay = sqlx::query(self.sql(REPLAY)).bind(list(&rows)).execute(&mut *transaction).await?;
             // Where somebody else was quicker with all of them, there may still be others.
             if replay.rows_affected() > 0 {
                 transaction.commit().await?;
-                return Ok((replay.rows_affected(), behind));
+                return Ok((replay.rows_affected(), after));
             }
         }
     }
@@ -175,7 +175,7 @@ impl OutboxStore {
             return Ok(());
         }
         if matches!(self.mode, Mode::Ordered(_)) && blocked_others {
-            self.unpark_behind(transaction, rows).await?;
+            self.unblock_behind(transaction, rows).await?;
         }
         sqlx::query(self.sql(DELETE)).bind(list(rows)).execute(transaction).await.map(|_| ())
     }

@@ -33,7 +33,7 @@ fn count() -> String {
 fn replay() -> String {
     format!(
         "UPDATE {{table}} SET status = 0, attempts = 0, available_at = {{now}}, done_at = NULL, last_error = NULL,
-             locked_by = NULL, locked_at = NULL, lease_losses = 0, parked = false
+             locked_by = NULL, locked_at = NULL, lease_losses = 0, blocked = false
          WHERE seq = ANY (ARRAY(
              SELECT seq FROM {{table}} WHERE {FILTER} AND seq > $4 ORDER BY seq LIMIT $5 FOR UPDATE))
          RETURNING seq"
@@ -95,14 +95,14 @@ impl OutboxStore {
     pub(super) async fn replay_dead(
         &self,
         filter: &DeadFilter,
-        behind: i64,
+        after: i64,
         limit: usize,
     ) -> Result<(u64, i64), sqlx::Error> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let replay = sqlx::query(self.sql(&replay())).bind(&filter.event_id).bind(&filter.event_type);
-        let replay = replay.bind(&filter.aggregate_type).bind(behind).bind(limit);
+        let replay = replay.bind(&filter.aggregate_type).bind(after).bind(limit);
         let rows = replay.fetch_all(&self.pool).await?;
-        let mut last = behind;
+        let mut last = after;
         for row in &rows {
             last = last.max(row.try_get(0)?);
         }
@@ -113,7 +113,7 @@ impl OutboxStore {
         let mut transaction = begin(&self.pool, Some(CHANGE)).await?;
         let discarded = sqlx::query(self.sql(DISCARD)).bind(event_id).fetch_optional(&mut *transaction).await?;
         if let Some(row) = &discarded {
-            self.unpark(&mut transaction, vec![(row.try_get(0)?, row.try_get(1)?)], Locked::Wait).await?;
+            self.unblock(&mut transaction, vec![(row.try_get(0)?, row.try_get(1)?)], Locked::Wait).await?;
         }
         transaction.commit().await?;
         Ok(discarded.is_some())
@@ -126,7 +126,7 @@ impl OutboxStore {
         let rows = purge.fetch_all(&mut *transaction).await?;
         if matches!(self.mode, Mode::Ordered(_)) && which != Purge::Done {
             let keys = rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
-            self.unpark(&mut transaction, keys.collect::<Result<_, sqlx::Error>>()?, Locked::Wait).await?;
+            self.unblock(&mut transaction, keys.collect::<Result<_, sqlx::Error>>()?, Locked::Wait).await?;
         }
         transaction.commit().await?;
         Ok(rows.len() as u64)

@@ -3,20 +3,20 @@ use std::time::Duration;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 
-use super::OutboxStatus;
+use crate::outbox::OutboxStatus;
 use crate::{Event, StoreError};
 
-/// What operators need of an outbox table.
+/// What operators ask of an outbox table, and its maintenance.
 ///
 /// # Laws
 ///
 /// - Only DEAD rows are listed, counted, replayed and discarded.
 /// - `replay` makes them NEW with no attempts, due `now`, without `done_at`, `last_error`, lease and `lease_losses`.
-/// - `discard` deletes them; in ordered mode, what waited behind them is unparked.
-/// - `purge` never deletes a pending row, but for [`Purge::Everything`]. In ordered mode, what waited behind a purged DEAD
-///   row is unparked.
+/// - `discard` deletes them; in ordered mode, the rows that waited behind them are unblocked.
+/// - `purge` never deletes a pending row, but for [`Purge::Everything`]. In ordered mode, the rows that waited behind a
+///   purged DEAD row are unblocked.
 #[async_trait]
-pub trait Upkeep: Send + Sync + 'static {
+pub trait OperatorStore {
     /// The row of one event, wherever it stands.
     async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError>;
 
@@ -28,7 +28,7 @@ pub trait Upkeep: Send + Sync + 'static {
 
     /// Replays at most `limit` DEAD rows, oldest first, with a number behind `behind`; answers with how many there were and
     /// with the number of the last.
-    async fn replay(&self, filter: &DeadFilter, behind: i64, limit: usize) -> Result<(u64, i64), StoreError>;
+    async fn replay(&self, filter: &DeadFilter, after: i64, limit: usize) -> Result<(u64, i64), StoreError>;
 
     /// Deletes one DEAD row; whether there was one.
     async fn discard(&self, event_id: &str) -> Result<bool, StoreError>;
@@ -38,6 +38,9 @@ pub trait Upkeep: Send + Sync + 'static {
 
     /// The age of the oldest pending row that is due, by its `available_at`; `None` when nothing is.
     async fn oldest_due(&self) -> Result<Option<Duration>, StoreError>;
+
+    /// The same for each event type of which a row is due.
+    async fn oldest_due_by_type(&self) -> Result<Vec<(String, Duration)>, StoreError>;
 }
 
 /// Which DEAD rows; what is absent does not matter.

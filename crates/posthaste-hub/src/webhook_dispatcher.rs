@@ -24,14 +24,14 @@ const MAX_FORWARDED_BYTES: usize = 4_096;
 
 /// Makes HTTP requests of deliveries, each in the lane of its subscription.
 #[derive(Clone)]
-pub(crate) struct Postman {
+pub(crate) struct WebhookDispatcher {
     client: Client,
     sealer: Sealer,
     lanes: Lanes,
     stopping: CancellationToken,
 }
 
-impl Postman {
+impl WebhookDispatcher {
     /// `width` is how many requests to one subscription are under way at once.
     pub(crate) fn new(client: Client, sealer: Sealer, width: usize, stopping: CancellationToken) -> Self {
         Self { client, sealer, lanes: Lanes::new(width), stopping }
@@ -153,7 +153,7 @@ fn is_field_value(value: &str) -> bool {
 }
 
 /// The outbox processor's sink: fresh deliveries from the domain topics.
-pub(crate) struct FreshDeliveries(pub(crate) Postman);
+pub(crate) struct FreshDeliveries(pub(crate) WebhookDispatcher);
 
 #[async_trait]
 impl Sink for FreshDeliveries {
@@ -162,10 +162,10 @@ impl Sink for FreshDeliveries {
     async fn deliver(&self, batch: Vec<Delivery<Self::Item>>) {
         // Each goes its own way: the relay bounds how many there are, and none waits for its neighbour.
         for delivery in batch {
-            let postman = self.0.clone();
+            let dispatcher = self.0.clone();
             tokio::spawn(async move {
                 let message = delivery.item().value.clone();
-                let outcome = postman.post(&message, delivery.attempt(), Duration::ZERO).await;
+                let outcome = dispatcher.post(&message, delivery.attempt(), Duration::ZERO).await;
                 delivery.report(outcome);
             });
         }
@@ -174,7 +174,7 @@ impl Sink for FreshDeliveries {
 
 /// The dead-letter retry's sink: scheduled and replayed letters, which have at least a time of their own.
 pub(crate) struct LetterDeliveries {
-    pub(crate) postman: Postman,
+    pub(crate) dispatcher: WebhookDispatcher,
     pub(crate) timeout: Duration,
 }
 
@@ -184,12 +184,12 @@ impl Sink for LetterDeliveries {
 
     async fn deliver(&self, batch: Vec<Delivery<Letter>>) {
         for delivery in batch {
-            let postman = self.postman.clone();
+            let dispatcher = self.dispatcher.clone();
             let at_least = self.timeout;
             tokio::spawn(async move {
                 let letter = delivery.item();
                 let outcome = match OutboxEvent::decode(letter.envelope.clone()) {
-                    Ok(message) => postman.post(&message, letter.attempts + 1, at_least).await,
+                    Ok(message) => dispatcher.post(&message, letter.attempts + 1, at_least).await,
                     Err(error) => Outcome::Failed(
                         Failure::permanent("undecodable", "the letter's envelope cannot be read")
                             .cause(error.to_string()),

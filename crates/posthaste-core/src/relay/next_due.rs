@@ -1,0 +1,37 @@
+use std::sync::Mutex;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::LONGEST_WAIT;
+use crate::lock;
+
+/// When the next retry is due that this relay has settled itself. The claimer sleeps until then at most.
+#[derive(Default)]
+pub(super) struct NextDue {
+    at: Mutex<Option<Instant>>,
+    /// Notified when something is due earlier than the claimer knows.
+    pub(super) moved: Notify,
+}
+
+impl NextDue {
+    /// Something is due again after `wait`.
+    pub(super) fn expect(&self, wait: Duration) {
+        let due = Instant::now() + wait.min(LONGEST_WAIT);
+        let mut at = lock(&self.at);
+        if at.is_none_or(|at| due < at) {
+            *at = Some(due);
+            self.moved.notify_one();
+        }
+    }
+
+    pub(super) fn get(&self) -> Option<Instant> {
+        *lock(&self.at)
+    }
+
+    /// The claimer is about to claim what is due by now.
+    pub(super) fn forget_due(&self, now: Instant) {
+        lock(&self.at).take_if(|at| *at <= now);
+    }
+}
