@@ -11,9 +11,9 @@ mod log;
 mod migrations;
 mod outbox;
 mod registry;
-mod turn;
 mod unreadable;
 mod writer;
+mod writer_lock;
 
 pub mod probe;
 

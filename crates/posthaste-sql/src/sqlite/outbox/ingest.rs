@@ -1,28 +1,17 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use chrono::SecondsFormat;
-use posthaste_core::{Delay, Event, Payload, StoreError};
+use posthaste_core::{Event, StoreError};
 use sqlx::sqlite::SqliteRow;
-use sqlx::{AssertSqlSafe, Row, SqliteConnection};
+use sqlx::{Row, SqliteConnection};
 
 use super::{OutboxStore, json};
-use crate::outbox::{chunks, write_headers};
-use crate::sqlite::clock::{modifier, storable};
 
-/// How many rows one statement inserts at most: enough to make its cost small, few enough shapes to keep them prepared.
-const CHUNK: usize = 64;
-
-const COLUMNS: &str = "event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service, resource_type, \
-     operation_type, payload, payload_bytes, content_type, headers, occurred_at, available_at";
-
-const ROW: &str = "?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, coalesce(?, strftime('%Y-%m-%dT%H:%M:%fZ', 'now', ?))";
-
-/// What the hub's door reads of rows that were there before. Binds: the ids.
+/// Reads what identifies the rows of events that are in the table already. Binds: the ids.
 const READ_BACK: &str = "SELECT event_id, CAST(event_type AS BLOB), coalesce(payload_bytes, CAST(payload AS BLOB))
      FROM {table} WHERE event_id IN (SELECT value FROM json_each(?))";
 
-/// What became of an event at the hub's door.
+/// What became of an event that was ingested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ingested {
     /// It is in the outbox now.
@@ -36,13 +25,13 @@ pub enum Ingested {
 }
 
 impl OutboxStore {
-    /// Stores what is new and says of each event what became of it, in the same order. Committed when it returns; whoever
-    /// reads the table is to be woken by who calls.
+    /// Stores new events and says of each event what became of it, in the same order. It has committed when it returns; the
+    /// caller wakes the sources of the table.
     pub async fn ingest(&self, events: Vec<Arc<Event>>) -> Result<Vec<Ingested>, StoreError> {
         self.store(events, false).await
     }
 
-    /// As [`ingest`](Self::ingest), but one conflict keeps all of them out.
+    /// As [`ingest`](Self::ingest), but stores nothing if one event conflicts.
     pub async fn ingest_atomic(&self, events: Vec<Arc<Event>>) -> Result<Vec<Ingested>, StoreError> {
         self.store(events, true).await
     }
@@ -98,82 +87,6 @@ impl OutboxStore {
             |row: &SqliteRow| Ok((row.try_get(0)?, Identity { event_type: row.try_get(1)?, payload: row.try_get(2)? }));
         rows.iter().map(identity).collect()
     }
-
-    pub(super) async fn insert_all(
-        &self,
-        connection: &mut SqliteConnection,
-        events: &[&Event],
-        claim_id: Option<&str>,
-    ) -> Result<Vec<i64>, sqlx::Error> {
-        let rows = self.insert_rows(connection, events, claim_id, "RETURNING seq").await?;
-        let mut numbers = rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<i64>, _>>()?;
-        // They are given in the order of the events, though they need not be answered so.
-        numbers.sort_unstable();
-        Ok(numbers)
-    }
-
-    /// Inserts in order, many rows to a statement, and answers with what the clause `after` returns.
-    async fn insert_rows(
-        &self,
-        connection: &mut SqliteConnection,
-        events: &[&Event],
-        claim_id: Option<&str>,
-        after: &'static str,
-    ) -> Result<Vec<SqliteRow>, sqlx::Error> {
-        let (columns, row) = match claim_id {
-            Some(_) => (format!("{COLUMNS}, locked_by, locked_at"), format!("({ROW}, ?, {{now}})")),
-            None => (COLUMNS.to_owned(), format!("({ROW})")),
-        };
-        let mut returned = Vec::new();
-        for chunk in chunks(events).flat_map(|part| part.chunks(CHUNK)) {
-            let rows = vec![row.as_str(); chunk.len()].join(", ");
-            let sql = self.sql(&format!("INSERT INTO {{table}} ({columns}) VALUES {rows} {after}"));
-            returned.extend(insert_chunk(connection, sql, chunk, claim_id).await?);
-        }
-        Ok(returned)
-    }
-}
-
-async fn insert_chunk(
-    connection: &mut SqliteConnection,
-    sql: AssertSqlSafe<String>,
-    chunk: &[&Event],
-    claim_id: Option<&str>,
-) -> Result<Vec<SqliteRow>, sqlx::Error> {
-    let mut query = sqlx::query(sql);
-    for event in chunk {
-        let (text, bytes) = match event.payload() {
-            Payload::Text(text) => (Some(text.as_str()), None),
-            Payload::Bytes(bytes) => (None, Some(&bytes[..])),
-        };
-        let (until, wait) = match event.delay() {
-            Delay::None => (None, "+0 seconds".to_owned()),
-            Delay::Until(at) => {
-                (Some(storable(at).to_rfc3339_opts(SecondsFormat::Millis, true)), "+0 seconds".to_owned())
-            }
-            Delay::For(wait) => (None, modifier(wait)),
-        };
-        query = query
-            .bind(event.id())
-            .bind(event.event_type())
-            .bind(event.aggregate_type())
-            .bind(event.aggregate_id())
-            .bind(event.tenant_id())
-            .bind(event.source_service())
-            .bind(event.resource_type())
-            .bind(event.operation_type())
-            .bind(text)
-            .bind(bytes)
-            .bind(event.content_type())
-            .bind(write_headers(event.headers()))
-            .bind(storable(event.occurred_at()).to_rfc3339_opts(SecondsFormat::AutoSi, true))
-            .bind(until)
-            .bind(wait);
-        if let Some(claim_id) = claim_id {
-            query = query.bind(claim_id);
-        }
-    }
-    query.fetch_all(connection).await
 }
 
 /// What makes two events with one id the same.
