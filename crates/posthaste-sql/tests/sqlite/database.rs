@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use posthaste_core::bus::{Bus, Record, Topics};
-use posthaste_core::outbox::{Mode, Reader, OperatorStore};
+use posthaste_core::outbox::{Mode, OperatorStore, Reader};
 use posthaste_core::{FaultKind, Source};
 use posthaste_sql::letters::{LetterFilter, LetterStatus};
 use posthaste_sql::registry::{PageRequest, SubscriptionFilter};

@@ -1,7 +1,7 @@
 //! The hub's door: events that may come again.
 
 use bytes::Bytes;
-use posthaste_core::outbox::{Mode, OutboxStatus, OperatorStore};
+use posthaste_core::outbox::{Mode, OperatorStore, OutboxStatus};
 use posthaste_core::{Event, Source};
 use posthaste_sql::sqlite::Ingested::{Conflict, Known, Stored, Withheld};
 

@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use posthaste_core::outbox::{RowUpdate, Mode, OutboxRow, OutboxStatus, Owner, Position, Registration};
+use posthaste_core::outbox::{Mode, OutboxRow, OutboxStatus, Owner, Position, Registration, RowUpdate};
 use posthaste_core::{Delay, Event, Wakeup};
 
 use super::{date, in_micros};

@@ -9,7 +9,7 @@ use chrono::{TimeDelta, Utc};
 use posthaste::{
     Event, Failure, Listeners, Mode, Outbox, OutboxStatus, Outcome, Retention, RetryPolicy, Settings, Unroutable,
 };
-use posthaste_core::outbox::{Store, OperatorStore};
+use posthaste_core::outbox::{OperatorStore, Store};
 use posthaste_core::{Disposition, Settled, Source};
 use tokio::time::Instant;
 
