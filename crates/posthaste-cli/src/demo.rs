@@ -1,7 +1,7 @@
 //! The whole pipeline in one terminal: a server, a publisher, and three subscribers of which two behave badly.
 
 mod progress;
-mod matching;
+mod subscribers;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -168,7 +168,7 @@ async fn rows_that_lost_a_lease_are_taken_in_a_group_then_alone_and_are_dead_aft
     assert_eq!(taken(&store, "x:2").await, [0; 0]);
     for (losses, group) in [(1, vec![1, 2]), (2, vec![1]), (3, vec![1])] {
         sleep(LEASE).await;
-        assert!(take(&store, "y:1", false).await.rows.is_empty(), "suspects are not request");
+        assert!(take(&store, "y:1", false).await.rows.is_empty(), "suspects are not allowed");
         let (claim_id, started) = (format!("x:{losses}0"), format!("x:{losses}0:started"));
         assert_eq!(taken(&store, &claim_id).await, group);
         assert_eq!(

@@ -10,7 +10,7 @@ use super::{date, in_micros};
 #[derive(Default)]
 pub(crate) struct MemoryTable {
     rows: BTreeMap<i64, Row>,
-    /// ClaimedRow rows in the order of delivery.
+    /// Pending rows in the order of delivery.
     pub(super) pending: BTreeSet<Position>,
     /// By key: rows that are pending or DEAD, in the order of insertion.
     pub(super) by_key: BTreeMap<Arc<str>, BTreeSet<i64>>,
