@@ -1,8 +1,8 @@
 //! The order service on PostgreSQL with two nodes:
 //! `cargo run -p posthaste --example order_service_postgres -- postgres://user@localhost/database`.
 //!
-//! Both nodes write and both deliver. The events of one order are delivered in their order, whichever node delivers them
-//! and however often a delivery fails; every event is delivered once as long as no node crashes.
+//! Both nodes write and both deliver. The events of one order are delivered in their order, whichever node delivers
+//! them and however often a delivery fails; every event is delivered once as long as no node crashes.
 
 use std::collections::HashMap;
 use std::error::Error;

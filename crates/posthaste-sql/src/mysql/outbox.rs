@@ -102,7 +102,7 @@ pub(super) async fn migrate(pool: &MySqlPool, table: &TableName, migrator: &Migr
 
 /// The newest migration that succeeded.
 async fn newest_made(connection: &mut MySqlConnection, migrator: &Migrator) -> Result<Option<i64>, sqlx::Error> {
-    // It is not there, or this user may not even know whether it is.
+    // The table does not exist, or this user has no right to know.
     const NO_SUCH_TABLE: [u16; 2] = [1146, 1142];
     let newest = AssertSqlSafe(format!("SELECT MAX(version) FROM {} WHERE success", migrator.table_name));
     match sqlx::query_scalar(newest).fetch_one(connection).await {

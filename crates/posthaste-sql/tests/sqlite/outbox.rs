@@ -148,7 +148,11 @@ async fn an_event_type_that_is_not_text_becomes_dead_and_hides_no_other_type() {
     .await;
     assert!(owner.channel_source("other").claim(1).await.unwrap().items.is_empty());
     assert_eq!(second.pending_types().await.unwrap(), ["a", "z"]);
-    assert_eq!(owner.store().find("first").await.unwrap().unwrap().status, OutboxStatus::New, "only the owner marks it as DEAD");
+    assert_eq!(
+        owner.store().find("first").await.unwrap().unwrap().status,
+        OutboxStatus::New,
+        "only the owner marks it as DEAD"
+    );
     for _ in 0..2 {
         assert_eq!(owner.pending_types().await.unwrap(), ["a", "z"]);
     }

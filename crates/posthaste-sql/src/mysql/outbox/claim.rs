@@ -46,7 +46,8 @@ pub(super) fn pending(of_one_type: bool) -> String {
     format!("SELECT seq, available_at, NULL, 0, {BYTES} {due} ORDER BY available_at, seq LIMIT ?")
 }
 
-/// Finds and locks due rows that are free, in order. Binds: as [`pending`] up to the age, then those of [`FREE`], the limit.
+/// Finds and locks due rows that are free, in order. Binds: as [`pending`] up to the age, then those of [`FREE`], the
+/// limit.
 ///
 /// It waits for no row, and a lease changes no column of the index by which it locks: no deadlock is possible.
 pub(super) fn free(of_one_type: bool) -> String {
@@ -57,8 +58,8 @@ pub(super) fn free(of_one_type: bool) -> String {
     )
 }
 
-/// Finds due rows that are free and not blocked, in order, and locks nothing: blocking a row changes the index by which it is
-/// found. Binds: as [`free`].
+/// Finds due rows that are free and not blocked, in order, and locks nothing: blocking a row changes the index by which
+/// it is found. Binds: as [`free`].
 pub(super) fn ready(of_one_type: bool) -> String {
     let due = due_rows(Mode::ORDERED, of_one_type);
     format!("SELECT seq {due} AND {FREE} ORDER BY available_at, seq LIMIT ?")

@@ -160,8 +160,8 @@ impl OutboxStore {
 
     /// Locks those of the rows that are still claimed under one of the tokens.
     ///
-    /// `UNLOCKED_PREDECESSORS` locks rows for a moment, so this waits for locked rows. A row that stays locked for longer is
-    /// skipped.
+    /// `UNLOCKED_PREDECESSORS` locks rows for a moment, so this waits for locked rows. A row that stays locked for
+    /// longer is skipped.
     async fn wait_for_held(
         &self,
         connection: &mut MySqlConnection,
@@ -206,8 +206,8 @@ impl OutboxStore {
 
     /// Unblocks rows, so that claims read them again.
     ///
-    /// `UNLOCKED_PREDECESSORS` locks rows for a moment, so this waits for locked rows. A row that stays locked for longer is
-    /// left to the sweep: a settlement must not fail for a row that is not its own.
+    /// `UNLOCKED_PREDECESSORS` locks rows for a moment, so this waits for locked rows. A row that stays locked for
+    /// longer is left to the sweep: a settlement must not fail for a row that is not its own.
     pub(super) async fn unblock(
         &self,
         connection: &mut MySqlConnection,

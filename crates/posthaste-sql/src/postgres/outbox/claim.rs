@@ -148,11 +148,11 @@ const UNLOCKED_PREDECESSORS: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ W
      SELECT seq FROM {table} WHERE seq = ANY ('{{rows}}'::bigint[]) AND {unfinished_by_number} FOR SHARE SKIP LOCKED;
      COMMIT";
 
-/// Unblocks the first rows of keys, so that claims read them again. Binds: the aggregate types, the aggregate ids, how many
-/// rows of each key.
+/// Unblocks the first rows of keys, so that claims read them again. Binds: the aggregate types, the aggregate ids, how
+/// many rows of each key.
 ///
-/// [`UNLOCKED_PREDECESSORS`] locks rows for a moment, so this waits for locked rows. A row that stays locked for longer is
-/// left to the sweep: a settlement must not fail for a row that is not its own.
+/// [`UNLOCKED_PREDECESSORS`] locks rows for a moment, so this waits for locked rows. A row that stays locked for longer
+/// is left to the sweep: a settlement must not fail for a row that is not its own.
 pub(super) fn unblock(locked: Locked) -> String {
     const BLOCKED: &str = "ARRAY(
          SELECT next.seq
@@ -171,8 +171,8 @@ pub(super) fn unblock(locked: Locked) -> String {
     }
 }
 
-/// The next blocked rows, and which of them are orphans: no unfinished row of their key precedes them. Binds: the row after
-/// which to begin, the limit.
+/// The next blocked rows, and which of them are orphans: no unfinished row of their key precedes them. Binds: the row
+/// after which to begin, the limit.
 pub(super) const BLOCKED_ROWS: &str = "SELECT seq, NOT EXISTS (
          SELECT 1 FROM {table} AS before
          WHERE before.aggregate_type = row.aggregate_type AND before.aggregate_id = row.aggregate_id

@@ -21,8 +21,8 @@ use crate::outbox::{SOONEST_TAKEOVER, limit};
 use crate::sqlite::clock::{millis, millis_of, span};
 use crate::sqlite::errors::{doing, store_error};
 
-/// The event types with due rows, and for how long the first row of each has been due, in milliseconds. A loose index scan:
-/// one seek per type, however many rows each has.
+/// The event types with due rows, and for how long the first row of each has been due, in milliseconds. A loose index
+/// scan: one seek per type, however many rows each has.
 pub(super) const PENDING_TYPES: &str = "WITH RECURSIVE kind (event_type) AS (
          SELECT min(event_type) FROM {table} INDEXED BY {table}_pending_of_type WHERE status IN (0, 2)
          UNION ALL
@@ -95,8 +95,8 @@ fn mark_dead() -> String {
 /// transaction that finishes a predecessor later sees the rows that it blocks. Binds: the rows.
 pub(super) const BLOCK: &str = "UPDATE {table} SET blocked = 1 WHERE seq IN (SELECT value FROM json_each(?1))";
 
-/// The next blocked rows, and which of them are orphans: no unfinished row of their key precedes them. Binds: the row after
-/// which to begin, the limit.
+/// The next blocked rows, and which of them are orphans: no unfinished row of their key precedes them. Binds: the row
+/// after which to begin, the limit.
 pub(super) const BLOCKED_ROWS: &str = "SELECT seq, NOT EXISTS (
          SELECT 1 FROM {table} AS earlier INDEXED BY {table}_key
          WHERE earlier.aggregate_type = item.aggregate_type AND earlier.aggregate_id = item.aggregate_id

@@ -50,7 +50,8 @@ pub(super) const UPDATE: &str = "UPDATE {table} SET
            FROM json_each(?)) AS change
      WHERE {table}.seq = change.seq";
 
-/// Unblocks the first rows of the keys of these rows, so that claims read them again. Binds: the rows, how many of each key.
+/// Unblocks the first rows of the keys of these rows, so that claims read them again. Binds: the rows, how many of each
+/// key.
 pub(super) const UNBLOCK: &str = "UPDATE {table} SET blocked = 0 WHERE seq IN (
          SELECT next.value
          FROM (SELECT DISTINCT aggregate_type, aggregate_id FROM {table}
