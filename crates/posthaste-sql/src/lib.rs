@@ -1,9 +1,9 @@
 //! Every line of SQL of Posthaste, so that a database expert has one place to read.
 //!
-//! One module per database and feature, each with the same table of contents: the outbox table as a
-//! [`Store`](posthaste_core::outbox::Store), its migrations, the inbox. SQLite also has what the hub needs: the database
-//! itself with one grouping writer, the built-in log, the dead letters and the registry. What they have in common, and
-//! no SQL, is in the modules beside them.
+//! One module per database, each behind a Cargo feature and each with the same table of contents: the outbox table as a
+//! [`Store`](posthaste_core::outbox::Store), its migrations, the inbox. SQLite also has the database of the hub: one
+//! writer that groups statements into commits, the built-in log, the dead letters and the registry. The modules beside
+//! them hold the code that all databases share. They contain no SQL.
 
 #![warn(missing_docs)]
 

@@ -7,26 +7,26 @@ use sqlx::{Row, SqliteConnection};
 
 use super::{OutboxStore, json};
 
-/// Reads what identifies the rows of events that are in the table already. Binds: the ids.
+/// Reads the id, type and payload of those events that are in the table already. Binds: the ids.
 const READ_BACK: &str = "SELECT event_id, CAST(event_type AS BLOB), coalesce(payload_bytes, CAST(payload AS BLOB))
      FROM {table} WHERE event_id IN (SELECT value FROM json_each(?))";
 
-/// What became of an event that was ingested.
+/// The result for one ingested event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ingested {
     /// It is in the outbox now.
     Stored,
     /// The same event was there already: same id, type and payload.
     Known,
-    /// Another event has its id; that one stays.
+    /// Another event with the same id was there already, and stays.
     Conflict,
-    /// Nothing is wrong with it, but its atomic batch holds a conflict.
+    /// The event is valid but not stored, because another event of its atomic batch conflicts.
     Withheld,
 }
 
 impl OutboxStore {
-    /// Stores new events and says of each event what became of it, in the same order. It has committed when it returns; the
-    /// caller wakes the sources of the table.
+    /// Stores new events and returns the result for each event, in the same order. The transaction has committed when
+    /// this returns. The caller wakes the sources of the table.
     pub async fn ingest(&self, events: Vec<Arc<Event>>) -> Result<Vec<Ingested>, StoreError> {
         self.store(events, false).await
     }
@@ -89,14 +89,14 @@ impl OutboxStore {
     }
 }
 
-/// What makes two events with one id the same.
+/// Two events with the same id are the same if these are equal.
 struct Identity {
-    /// As bytes: a foreign row's may be no UTF-8, which is no reason to refuse the whole batch.
+    /// As bytes, because another program may have written a type that is not UTF-8. That must not fail the whole batch.
     event_type: Vec<u8>,
     payload: Vec<u8>,
 }
 
-/// `known` are the rows that stood before the batch.
+/// The result for each event of a batch. `known` are the rows that were in the table before the batch.
 fn judge(batch: &[Arc<Event>], known: &HashMap<String, Identity>) -> Vec<Ingested> {
     let mut firsts: HashMap<&str, &Event> = HashMap::new();
     let mut verdicts = Vec::with_capacity(batch.len());
