@@ -99,6 +99,12 @@ impl<S: Store> OutboxSource<S> {
             request.after = self.cursor.scan_start(scan, began);
             claimed = store.claim(&request).await?;
         }
+        // The rows are leased, whether or not this succeeds.
+        let waits_for_lock = self.check_blocked(&claimed.blocked).await.unwrap_or_else(|error| {
+            let error = error.chain();
+            tracing::warn!(error, "failed to check blocked rows: the next sweep unblocks the orphans among them");
+            false
+        });
         let is_full = claimed.more || claimed.rows.len() >= request.limit;
         let has_suspect = claimed.rows.iter().any(|row| row.is_suspect);
         let next_due = match is_full || has_suspect || request.after.is_some() {
@@ -116,7 +122,7 @@ impl<S: Store> OutboxSource<S> {
             }
         };
         // Rows that wait for a locked row are due, but cannot be claimed in the next moment.
-        let next_due = match claimed.waits_for_lock && claimed.rows.is_empty() {
+        let next_due = match waits_for_lock && claimed.rows.is_empty() {
             true => next_due.map(|wait| wait.max(LOCK_WAIT)),
             false => next_due,
         };
@@ -132,9 +138,33 @@ impl<S: Store> OutboxSource<S> {
         if matches!(self.table.mode(), Mode::Ordered(_))
             && let Some(after) = sweeper.next_batch()
         {
-            sweeper.finished_batch(self.table.store().unblock_orphans(after, SWEEP_BATCH).await?);
+            let store = self.table.store();
+            let swept = store.blocked_rows(after, SWEEP_BATCH).await?;
+            if !swept.orphans.is_empty() {
+                store.unblock_rows(&swept.orphans).await?;
+            }
+            sweeper.finished_batch(swept.last);
         }
         Ok(())
+    }
+
+    /// Ordered mode: a row may have been finished while a claim blocked others behind it, and nobody would unblock those. This
+    /// runs when everybody can see that they are blocked, and unblocks those whose predecessor is finished or about to be.
+    /// True if there are any.
+    async fn check_blocked(&self, blocked: &[(i64, i64)]) -> Result<bool, StoreError> {
+        if blocked.is_empty() {
+            return Ok(false);
+        }
+        let store = self.table.store();
+        let predecessors: BTreeSet<i64> = blocked.iter().map(|(_, predecessor)| *predecessor).collect();
+        let predecessors: Vec<i64> = predecessors.into_iter().collect();
+        let unlocked = store.unlocked_unfinished(&predecessors).await?;
+        let free = blocked.iter().filter(|(_, predecessor)| !unlocked.contains(predecessor));
+        let free: Vec<i64> = free.map(|(row, _)| *row).collect();
+        if !free.is_empty() {
+            store.unblock_rows(&free).await?;
+        }
+        Ok(!free.is_empty())
     }
 
     /// What must be in the row of this item, or in the owner row, for the item to be settled.

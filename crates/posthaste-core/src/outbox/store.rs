@@ -14,7 +14,9 @@ mod write;
 
 use async_trait::async_trait;
 
-pub use claim::{ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, LOST_CLAIM_SCAN, Position, unblock_limit};
+pub use claim::{
+    BlockedRows, ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, LOST_CLAIM_SCAN, Position, unblock_limit,
+};
 pub use lease::{LeaseSet, LeaseStore};
 pub use notify::Notifier;
 pub use operator::{DeadFilter, OperatorStore, OutboxRow, Purge};

@@ -1,3 +1,4 @@
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -40,9 +41,15 @@ pub trait ClaimStore {
     /// Limit, position and claim id are ignored.
     async fn next_due(&self, request: &ClaimRequest<'_>) -> Result<Option<Duration>, StoreError>;
 
-    /// Ordered mode: reads at most `limit` blocked rows after a position and unblocks those that no unfinished row of their
-    /// key precedes. Returns the last row that was read if there may be more.
-    async fn unblock_orphans(&self, after: Option<Position>, limit: usize) -> Result<Option<Position>, StoreError>;
+    /// Ordered mode: reads at most `limit` blocked rows after a position.
+    async fn blocked_rows(&self, after: Option<Position>, limit: usize) -> Result<BlockedRows, StoreError>;
+
+    /// Ordered mode: returns those of the rows that are unfinished and that no transaction has locked, so that none is about
+    /// to be finished. It MUST hold no lock on them when it returns, also if this process does not read the answer for long.
+    async fn unlocked_unfinished(&self, rows: &[i64]) -> Result<HashSet<i64>, StoreError>;
+
+    /// Ordered mode: unblocks these rows, so that claims read them again.
+    async fn unblock_rows(&self, rows: &[i64]) -> Result<(), StoreError>;
 
     /// The event types of which rows are due.
     async fn pending_types(&self) -> Result<Vec<String>, StoreError>;
@@ -87,8 +94,18 @@ pub struct ClaimedRows {
     pub more: bool,
     /// The last position that was read.
     pub last: Option<Position>,
-    /// Ordered: some rows wait for a row that another transaction has locked.
-    pub waits_for_lock: bool,
+    /// Ordered: the rows that this claim has blocked, each with the row before it that it waits for. They are checked once
+    /// more after the claim; a store that lets nobody else write during a claim leaves this empty.
+    pub blocked: Vec<(i64, i64)>,
+}
+
+/// Blocked rows, as a sweep reads them.
+#[derive(Clone, Debug, Default)]
+pub struct BlockedRows {
+    /// Those of the rows that no unfinished row of their key precedes.
+    pub orphans: Vec<i64>,
+    /// The last row that was read, if there may be more.
+    pub last: Option<Position>,
 }
 
 /// A row as a claim reads it.

@@ -1,11 +1,12 @@
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, NaiveDateTime};
 use posthaste_core::StoreError;
 use posthaste_core::outbox::{
-    Candidate, ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadHead, Mode, Position, Selection, select,
+    BlockedRows, Candidate, ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadHead, Mode, Position, Selection,
+    select,
 };
 use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::query::Query;
@@ -110,7 +111,7 @@ pub(super) const BLOCK: &str = "UPDATE {rows} SET blocked = 1";
 ///
 /// It runs outside of a transaction: the server releases its locks at its end. No lock of ours may stay on rows that
 /// other processes have claimed.
-pub(super) const UNLOCKED_PREDECESSORS: &str = "SELECT seq FROM {rows} WHERE {unfinished} FOR UPDATE SKIP LOCKED";
+pub(super) const UNLOCKED_UNFINISHED: &str = "SELECT seq FROM {rows} WHERE {unfinished} FOR UPDATE SKIP LOCKED";
 
 /// The blocked rows after rows that are finished now, among the first rows of their keys. Binds: the rows, one less
 /// than the number of rows of each key.
@@ -233,25 +234,42 @@ impl ClaimStore for OutboxStore {
         doing("claim from the outbox", next_due).await
     }
 
-    async fn unblock_orphans(&self, after: Option<Position>, batch: usize) -> Result<Option<Position>, StoreError> {
+    async fn blocked_rows(&self, after: Option<Position>, batch: usize) -> Result<BlockedRows, StoreError> {
         let sweep = async {
             let (time, seq) = bound(after);
             let mut scan = self.claims.begin(BEGIN_OWN).await?;
             let read = sqlx::query(self.sql(BLOCKED_ROWS)).bind(time).bind(time).bind(seq).bind(limit(batch));
             let rows = read.fetch_all(&mut *scan).await?;
             scan.commit().await?;
-            let (mut last, mut orphans) = (None, Vec::new());
+            let mut blocked = BlockedRows::default();
             for row in &rows {
                 let seq: i64 = row.try_get(0)?;
-                last = Some(position(row.try_get(1)?, seq));
+                blocked.last = Some(position(row.try_get(1)?, seq)).filter(|_| rows.len() >= batch);
                 if row.try_get(2)? {
-                    orphans.push(seq);
+                    blocked.orphans.push(seq);
                 }
             }
-            self.unblock_rows(orphans).await?;
-            Ok(last.filter(|_| rows.len() >= batch))
+            Ok(blocked)
         };
         doing("sweep the blocked rows of the outbox", sweep).await
+    }
+
+    async fn unlocked_unfinished(&self, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        let ask = async {
+            let unlocked = sqlx::query(self.sql(UNLOCKED_UNFINISHED)).bind(list(rows));
+            let unlocked = self.claims.fetch(unlocked).await?;
+            Ok(unlocked.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?)
+        };
+        doing("check the blocked rows of the outbox", ask).await
+    }
+
+    async fn unblock_rows(&self, rows: &[i64]) -> Result<(), StoreError> {
+        let unblock = async {
+            let mut work = self.claims.begin(BEGIN_OWN).await?;
+            self.unblock(&mut work, rows.to_vec()).await?;
+            work.commit().await
+        };
+        doing("unblock rows of the outbox", unblock).await
     }
 
     async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
@@ -283,7 +301,7 @@ impl OutboxStore {
         }
         scan.commit().await?;
         let last = candidates.get(claimed.len().wrapping_sub(1)).map(|last| last.position);
-        Ok(ClaimedRows { rows, more: is_cut, last, waits_for_lock: false })
+        Ok(ClaimedRows { rows, more: is_cut, last, blocked: Vec::new() })
     }
 
     async fn lease_due(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
@@ -301,7 +319,7 @@ impl OutboxStore {
         let last = last.map(|last| last.position);
         let rows = self.carry_out(&mut scan, &selection, request.claim_id).await?;
         scan.commit().await?;
-        Ok(ClaimedRows { rows, more: is_full || selection.is_cut, last, waits_for_lock: false })
+        Ok(ClaimedRows { rows, more: is_full || selection.is_cut, last, blocked: Vec::new() })
     }
 
     async fn lease_runs(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
@@ -317,52 +335,15 @@ impl OutboxStore {
         let candidates = self.lock_candidates(&mut scan, &rows, request).await?;
         let selection = select(&candidates);
         let rows = self.carry_out(&mut scan, &selection, request.claim_id).await?;
-        let blocked = &selection.blocked;
-        if !blocked.is_empty() {
-            let mut in_order: Vec<i64> = blocked.iter().map(|(row, _)| *row).collect();
+        if !selection.blocked.is_empty() {
+            let mut in_order: Vec<i64> = selection.blocked.iter().map(|(row, _)| *row).collect();
             in_order.sort_unstable();
             sqlx::query(self.sql(BLOCK)).bind(list(&in_order)).execute(&mut *scan).await?;
         }
         scan.commit().await?;
         // A cut selection leaves candidates unclaimed, so the next claim begins where this one began.
         let last = candidates.last().map(|last| last.position).filter(|_| !selection.is_cut);
-        // The rows are leased, even if this check fails.
-        let waits_for_lock = self.check_blocked(blocked).await.unwrap_or_else(|failed| {
-            tracing::warn!(table = %self.table, ?failed, "failed to check blocked rows: the next sweep unblocks the orphans among them");
-            false
-        });
-        Ok(ClaimedRows { rows, more: is_full || selection.is_cut, last, waits_for_lock })
-    }
-
-    /// Unblocks those of the rows whose predecessor is finished or about to be. Returns true if there are any.
-    /// `blocked` lists rows with their predecessors.
-    ///
-    /// Another transaction may have finished a predecessor before it could see the rows that it blocks, and then no
-    /// transaction would unblock them. This runs after the claim has committed, when every transaction can see that
-    /// they are blocked.
-    async fn check_blocked(&self, blocked: &[(i64, i64)]) -> Result<bool, Failed> {
-        if blocked.is_empty() {
-            return Ok(false);
-        }
-        let predecessors: BTreeSet<i64> = blocked.iter().map(|(_, predecessor)| *predecessor).collect();
-        let predecessors: Vec<i64> = predecessors.into_iter().collect();
-        let unlocked = sqlx::query(self.sql(UNLOCKED_PREDECESSORS)).bind(list(&predecessors));
-        let unlocked = self.claims.fetch(unlocked).await?;
-        let unlocked = unlocked.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<i64>, _>>()?;
-        let free = blocked.iter().filter(|(_, predecessor)| !unlocked.contains(predecessor));
-        let free: Vec<i64> = free.map(|(row, _)| *row).collect();
-        let waits_for_lock = !free.is_empty();
-        self.unblock_rows(free).await?;
-        Ok(waits_for_lock)
-    }
-
-    async fn unblock_rows(&self, rows: Vec<i64>) -> Result<(), Failed> {
-        if rows.is_empty() {
-            return Ok(());
-        }
-        let mut work = self.claims.begin(BEGIN_OWN).await?;
-        self.unblock(&mut work, rows).await?;
-        work.commit().await
+        Ok(ClaimedRows { rows, more: is_full || selection.is_cut, last, blocked: selection.blocked })
     }
 
     /// Locks rows and reads their predecessors. Returns them in the order of delivery.

@@ -150,7 +150,7 @@ async fn rows_are_looked_up_by_their_numbers() {
                 (lease::RENEW.to_owned(), &["'[5,6]'"]),
                 (lease::RELEASE.to_owned(), &["'[5,6]'"]),
                 (claim::lock_ready(), &["'[5,6]'", "1000", "100", "''", "TRUE"]),
-                (claim::UNLOCKED_PREDECESSORS.to_owned(), &["'[5,6]'"]),
+                (claim::UNLOCKED_UNFINISHED.to_owned(), &["'[5,6]'"]),
                 (claim::LOCK_BLOCKED.to_owned(), &["'[5,6]'"]),
                 (claim::BLOCK.to_owned(), &["'[5,6]'"]),
                 (claim::UNBLOCK.to_owned(), &["'[5,6]'"]),

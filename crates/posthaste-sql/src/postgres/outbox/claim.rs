@@ -5,8 +5,8 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use posthaste_core::StoreError;
 use posthaste_core::outbox::{
-    Candidate, ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadHead, MAX_CLAIM_BYTES, Mode, Position, Selection,
-    select,
+    BlockedRows, Candidate, ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadHead, MAX_CLAIM_BYTES, Mode,
+    Position, Selection, select,
 };
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
@@ -143,7 +143,7 @@ pub(super) const BLOCK: &str = "UPDATE {table} SET blocked = true WHERE seq = AN
 ///
 /// It is one message to the server: the server releases the locks at its end, however long this process takes to read
 /// the result. No lock of ours may stay on rows that other processes have claimed.
-const UNLOCKED_PREDECESSORS: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+const UNLOCKED_UNFINISHED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
      SET LOCAL enable_seqscan = off; SET LOCAL jit = off;
      SELECT seq FROM {table} WHERE seq = ANY ('{{rows}}'::bigint[]) AND {unfinished_by_number} FOR SHARE SKIP LOCKED;
      COMMIT";
@@ -151,7 +151,7 @@ const UNLOCKED_PREDECESSORS: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ W
 /// Unblocks the first rows of keys, so that claims read them again. Binds: the aggregate types, the aggregate ids, how
 /// many rows of each key.
 ///
-/// [`UNLOCKED_PREDECESSORS`] locks rows for a moment, so this waits for locked rows. A row that stays locked for longer
+/// [`UNLOCKED_UNFINISHED`] locks rows for a moment, so this waits for locked rows. A row that stays locked for longer
 /// is left to the sweep: a settlement must not fail for a row that is not its own.
 pub(super) fn unblock(locked: Locked) -> String {
     const BLOCKED: &str = "ARRAY(
@@ -282,25 +282,43 @@ impl ClaimStore for OutboxStore {
         doing("claim from the outbox", next_due).await
     }
 
-    async fn unblock_orphans(&self, after: Option<Position>, batch: usize) -> Result<Option<Position>, StoreError> {
+    async fn blocked_rows(&self, after: Option<Position>, batch: usize) -> Result<BlockedRows, StoreError> {
         let sweep = async {
             let mut scan = self.claims.begin(SCAN).await?;
             let after = after.map_or(i64::MIN, |after| after.seq);
             let read = sqlx::query(self.sql(BLOCKED_ROWS)).bind(after).bind(limit(batch));
             let rows = read.fetch_all(&mut *scan).await?;
             scan.commit().await?;
-            let (mut last, mut orphans) = (None, Vec::new());
+            let mut blocked = BlockedRows::default();
             for row in &rows {
                 let seq: i64 = row.try_get(0)?;
-                last = Some(Position { due: 0, seq });
+                blocked.last = Some(Position { due: 0, seq }).filter(|_| rows.len() >= batch);
                 if row.try_get(1)? {
-                    orphans.push(seq);
+                    blocked.orphans.push(seq);
                 }
             }
-            self.unblock_rows(&orphans).await?;
-            Ok(last.filter(|_| rows.len() >= batch))
+            Ok(blocked)
         };
         doing("sweep the blocked rows of the outbox", sweep).await
+    }
+
+    async fn unlocked_unfinished(&self, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        let ask = async {
+            let numbers: Vec<String> = rows.iter().map(i64::to_string).collect();
+            let sql = fill(UNLOCKED_UNFINISHED, &self.table, self.mode).replace("{rows}", &numbers.join(","));
+            let unlocked = self.claims.fetch(sqlx::raw_sql(AssertSqlSafe(sql))).await?;
+            Ok(unlocked.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?)
+        };
+        doing("check the blocked rows of the outbox", ask).await
+    }
+
+    async fn unblock_rows(&self, rows: &[i64]) -> Result<(), StoreError> {
+        let unblock = async {
+            let mut work = self.claims.begin(CHANGE).await?;
+            sqlx::query(self.sql(UNBLOCK_ROWS)).bind(rows).execute(&mut *work).await?;
+            work.commit().await
+        };
+        doing("unblock rows of the outbox", unblock).await
     }
 
     async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
@@ -354,51 +372,15 @@ impl OutboxStore {
         let candidates = self.candidates(&mut scan, request).await?;
         let selection = select(&candidates);
         let rows = self.carry_out(&mut scan, &selection, request.claim_id).await?;
-        let blocked = &selection.blocked;
-        if !blocked.is_empty() {
-            let rows: Vec<i64> = blocked.iter().map(|(row, _)| *row).collect();
+        if !selection.blocked.is_empty() {
+            let rows: Vec<i64> = selection.blocked.iter().map(|(row, _)| *row).collect();
             sqlx::query(self.sql(BLOCK)).bind(rows).execute(&mut *scan).await?;
         }
         scan.commit().await?;
         let is_full = candidates.len() >= request.limit;
         // A cut selection leaves candidates unclaimed, so the next claim begins where this one began.
         let last = candidates.last().map(|last| last.position).filter(|_| !selection.is_cut);
-        // The rows are leased, even if this check fails.
-        let waits_for_lock = self.check_blocked(blocked).await.unwrap_or_else(|failed| {
-            tracing::warn!(table = %self.table, ?failed, "failed to check blocked rows: the next sweep unblocks the orphans among them");
-            false
-        });
-        Ok(ClaimedRows { rows, more: is_full || selection.is_cut, last, waits_for_lock })
-    }
-
-    /// Unblocks those of the rows whose predecessor is finished or about to be. Returns true if there are any.
-    /// `blocked` lists rows with their predecessors.
-    ///
-    /// Another transaction may have finished a predecessor before it could see the rows that it blocks, and then no
-    /// transaction would unblock them. This runs after the claim has committed, when every transaction can see that
-    /// they are blocked.
-    async fn check_blocked(&self, blocked: &[(i64, i64)]) -> Result<bool, Failed> {
-        if blocked.is_empty() {
-            return Ok(false);
-        }
-        let predecessors: HashSet<i64> = blocked.iter().map(|(_, predecessor)| *predecessor).collect();
-        let numbers: Vec<String> = predecessors.iter().map(i64::to_string).collect();
-        let sql = fill(UNLOCKED_PREDECESSORS, &self.table, self.mode).replace("{rows}", &numbers.join(","));
-        let unlocked = self.claims.fetch(sqlx::raw_sql(AssertSqlSafe(sql))).await?;
-        let unlocked = unlocked.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<i64>, _>>()?;
-        let free = blocked.iter().filter(|(_, predecessor)| !unlocked.contains(predecessor));
-        let free: Vec<i64> = free.map(|(row, _)| *row).collect();
-        self.unblock_rows(&free).await?;
-        Ok(!free.is_empty())
-    }
-
-    async fn unblock_rows(&self, rows: &[i64]) -> Result<(), Failed> {
-        if rows.is_empty() {
-            return Ok(());
-        }
-        let mut work = self.claims.begin(CHANGE).await?;
-        sqlx::query(self.sql(UNBLOCK_ROWS)).bind(rows).execute(&mut *work).await?;
-        work.commit().await
+        Ok(ClaimedRows { rows, more: is_full || selection.is_cut, last, blocked: selection.blocked })
     }
 
     async fn candidates(
@@ -468,7 +450,7 @@ fn claimed_rows(rows: &[PgRow]) -> Result<ClaimedRows, sqlx::Error> {
         more: bytes >= MAX_CLAIM_BYTES,
         last: rows.last().map(|due| due.row.position),
         rows: rows.into_iter().map(|due| due.row).collect(),
-        waits_for_lock: false,
+        blocked: Vec::new(),
     })
 }
 

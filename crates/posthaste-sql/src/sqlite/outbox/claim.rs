@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use futures_util::TryStreamExt;
 use posthaste_core::StoreError;
 use posthaste_core::outbox::{
-    Candidate, ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadHead, MAX_CLAIM_BYTES, Mode, Position, Selection,
-    select, unblock_limit,
+    BlockedRows, Candidate, ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadHead, MAX_CLAIM_BYTES, Mode,
+    Position, Selection, select, unblock_limit,
 };
 use sqlx::query::Query;
 use sqlx::sqlite::{SqliteArguments, SqliteRow};
@@ -225,28 +225,37 @@ impl ClaimStore for OutboxStore {
         doing("claim from the outbox", next_due).await
     }
 
-    async fn unblock_orphans(&self, after: Option<Position>, batch: usize) -> Result<Option<Position>, StoreError> {
-        let (store, after) = (self.clone(), after.map_or(i64::MIN, |after| after.seq));
-        let sweep = self.0.database.write("sweep the blocked rows of the outbox", move |connection| {
-            let store = store.clone();
-            Box::pin(async move {
-                let read = sqlx::query(store.sql(BLOCKED_ROWS)).bind(after).bind(limit(batch));
-                let rows = read.fetch_all(&mut *connection).await?;
-                let (mut last, mut orphans) = (None, Vec::new());
-                for row in &rows {
-                    let seq: i64 = row.try_get(0)?;
-                    last = Some(Position { due: 0, seq });
-                    if row.try_get(1)? {
-                        orphans.push(seq);
-                    }
+    async fn blocked_rows(&self, after: Option<Position>, batch: usize) -> Result<BlockedRows, StoreError> {
+        let sweep = async {
+            let after = after.map_or(i64::MIN, |after| after.seq);
+            let read = sqlx::query(self.sql(BLOCKED_ROWS)).bind(after).bind(limit(batch));
+            let rows = read.fetch_all(self.0.database.readers()).await?;
+            let mut blocked = BlockedRows::default();
+            for row in &rows {
+                let seq: i64 = row.try_get(0)?;
+                blocked.last = Some(Position { due: 0, seq }).filter(|_| rows.len() >= batch);
+                if row.try_get(1)? {
+                    blocked.orphans.push(seq);
                 }
-                if !orphans.is_empty() {
-                    sqlx::query(store.sql(UNBLOCK_ROWS)).bind(json(&orphans)?).execute(connection).await?;
-                }
-                Ok(last.filter(|_| rows.len() >= batch))
-            })
+            }
+            Ok(blocked)
+        };
+        doing("sweep the blocked rows of the outbox", sweep).await
+    }
+
+    /// One transaction writes at a time, and a claim is one: no row is finished while it blocks others.
+    async fn unlocked_unfinished(&self, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        Ok(rows.iter().copied().collect())
+    }
+
+    async fn unblock_rows(&self, rows: &[i64]) -> Result<(), StoreError> {
+        const DOING: &str = "unblock rows of the outbox";
+        let (store, rows) = (self.clone(), json(rows).map_err(|error| store_error(DOING, error))?);
+        let unblock = self.0.database.write(DOING, move |connection| {
+            let unblock = sqlx::query(store.sql(UNBLOCK_ROWS)).bind(rows.clone());
+            Box::pin(async move { unblock.execute(connection).await.map(|_| ()) })
         });
-        sweep.await
+        unblock.await
     }
 
     /// Also marks rows as DEAD whose event type is not text in UTF-8: no channel could ever claim them.
@@ -294,7 +303,7 @@ impl OutboxStore {
         let is_full = limit(candidates.len()) >= request.limit;
         // A cut selection leaves candidates unclaimed, so the next claim begins where this one began.
         let last = candidates.last().map(|last| last.position).filter(|_| !selection.is_cut);
-        Ok(ClaimedRows { rows, more: is_full || selection.is_cut, last, waits_for_lock: false })
+        Ok(ClaimedRows { rows, more: is_full || selection.is_cut, last, blocked: Vec::new() })
     }
 
     async fn candidates(
