@@ -1,8 +1,8 @@
-//! What a database must do to hold an outbox: statements and nothing else, one trait for each role.
+//! The statements that a database must implement for an outbox, one trait for each role.
 //!
-//! The traits say what happened; everything that follows from it is in this crate, once for all databases: which rows are
-//! claimed ([`select`](super::select)), what this process has in flight, when leases are renewed, and what an attempt means
-//! for its row ([`RowUpdate`](super::RowUpdate)).
+//! The statements report what happened. Everything that follows from it is in this crate, once for all databases: which rows
+//! are claimed ([`select`](super::select)), what this process has in flight, when leases are renewed, and what an attempt
+//! means for its row ([`RowUpdate`](super::RowUpdate)).
 
 mod claim;
 mod lease;

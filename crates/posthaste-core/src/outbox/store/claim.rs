@@ -6,11 +6,11 @@ use chrono::{DateTime, Utc};
 
 use crate::{Event, StoreError};
 
-/// Among how many due rows a lost claim is searched for. Claims take rows from the head of the table.
+/// How many due rows are searched for the rows of a lost claim. Claims start at the head of the table.
 pub const LOST_CLAIM_SCAN: usize = 100_000;
 
-/// How many rows of each key are unblocked when rows of so many keys are finished together: as many as a claim takes in all.
-/// What is unblocked and not claimed is blocked again by the next claim, so more would cost more than it saves.
+/// How many rows of each key are unblocked when rows of this many keys are finished together: in all, as many as one claim
+/// returns. The next claim blocks again what it does not claim, so unblocking more rows would cost more than it saves.
 pub fn unblock_limit(keys: usize) -> usize {
     (500 / keys.max(1)).clamp(5, 100)
 }
@@ -27,28 +27,28 @@ pub trait ClaimStore {
     ///   its dead row becomes DEAD with its error and is returned as dead. Suspects are candidates only where the request
     ///   allows them.
     /// - Ordered: as multi node, with keys and predecessors. The rows that `select` blocks are marked as blocked: later claims
-    ///   do not read them until a row before them is finished, which unblocks some of the rows behind it.
+    ///   do not read them until a row before them is finished, which unblocks some of the rows after it.
     ///
     /// A lease has ended when it is as old as a lease is long. A lease that began in the future by more than a tenth of its
-    /// length has ended too: the clock was set back, and nobody knows when it began.
+    /// length has ended too: the clock was set back, and it is unknown when the lease began.
     ///
     /// An error of kind [`OutcomeUnknown`](crate::FaultKind::OutcomeUnknown) means that rows may have been leased.
     async fn claim(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, StoreError>;
 
-    /// How long until the first pending row is due that is not in flight here, not leased, not blocked, and no suspect where
-    /// the request does not allow them; or, where it does, until the first lease ends of a row that is not in flight here.
-    /// Limit, position and claim id are ignored.
+    /// Returns how long until the first pending row is due that is not in flight in this process, not leased, not blocked
+    /// and, unless the request allows suspects, not a suspect. If the request allows suspects, the end of the first lease of
+    /// a row that is not in flight in this process counts as well. Limit, position and claim id are ignored.
     async fn next_due(&self, request: &ClaimRequest<'_>) -> Result<Option<Duration>, StoreError>;
 
     /// Ordered mode: reads at most `limit` blocked rows after a position and unblocks those that no unfinished row of their
     /// key precedes. Returns the last row that was read if there may be more.
     async fn unblock_orphans(&self, after: Option<Position>, limit: usize) -> Result<Option<Position>, StoreError>;
 
-    /// The event types of which rows are due.
+    /// The event types with due rows.
     async fn pending_types(&self) -> Result<Vec<String>, StoreError>;
 }
 
-/// What a claim asks for.
+/// The parameters of a claim.
 #[derive(Clone, Debug)]
 pub struct ClaimRequest<'a> {
     /// `None` for all event types.
@@ -59,7 +59,7 @@ pub struct ClaimRequest<'a> {
     pub limit: usize,
     /// Only rows after this position.
     pub after: Option<Position>,
-    /// What is written into the rows that are leased. Unique per claim.
+    /// Written into the rows that are leased. Unique per claim.
     pub claim_id: &'a str,
     /// How long a lease lasts.
     pub lease: Duration,
@@ -69,7 +69,7 @@ pub struct ClaimRequest<'a> {
     pub skip_recent: Duration,
 }
 
-/// A place in the order of delivery.
+/// A position in the order of delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
     /// When the row is due, in the store's own unit.
@@ -78,12 +78,12 @@ pub struct Position {
     pub seq: i64,
 }
 
-/// What was claimed.
+/// The result of a claim.
 #[derive(Debug, Default)]
 pub struct ClaimedRows {
     /// In the order of delivery.
     pub rows: Vec<ClaimedRow>,
-    /// There may be more, although fewer rows came than were asked for.
+    /// There may be more, although fewer rows were claimed than the limit.
     pub more: bool,
     /// The last position that was read.
     pub last: Option<Position>,
@@ -94,7 +94,7 @@ pub struct ClaimedRows {
 /// A row as a claim reads it.
 #[derive(Debug)]
 pub struct ClaimedRow {
-    /// Its place in the order of delivery.
+    /// Its position in the order of delivery.
     pub position: Position,
     /// When it was inserted, by the database's clock.
     pub created_at: DateTime<Utc>,

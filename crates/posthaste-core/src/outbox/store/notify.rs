@@ -2,8 +2,8 @@ use async_trait::async_trait;
 
 use crate::{StoreError, Wakeup};
 
-/// How a database tells other processes that something was committed. Notifications are hints: without them, or when one is
-/// lost, the table is polled.
+/// Notifies other processes of commits, through the database. Notifications are hints: without them, or when one is lost,
+/// the table is polled.
 #[async_trait]
 pub trait Notifier: Send + Sync {
     /// Notifies the processes that listen. Never part of a transaction of the service.
