@@ -2,8 +2,8 @@ use std::time::Duration;
 
 /// The pauses between the attempts of an operation that fails: each is twice as long as the last, up to a limit.
 ///
-/// This is for faults of the infrastructure: a store that does not respond, a task that panicked. A failed *item* is retried
-/// by its [`RetryPolicy`](crate::RetryPolicy), which doubles in the same way and adds jitter.
+/// This is for faults of the infrastructure: a store that does not respond, a task that panicked. A failed *item* is
+/// retried by its [`RetryPolicy`](crate::RetryPolicy), which doubles in the same way and adds jitter.
 #[derive(Clone, Debug)]
 pub struct Backoff {
     first: Duration,

@@ -18,8 +18,8 @@ use crate::{
 /// A bus as a [`Source`]: it claims the records that a group has not acked, and acks a record when it is settled.
 ///
 /// Retries stay in memory: the record is unacked and due again later. Three kinds of records are published to their
-/// dead-letter topic and acked after that publish is durable: a dead record, a record whose retry is too far away to wait in
-/// memory, and a record whose attempt could not be made. An unreadable record is quarantined before its ack.
+/// dead-letter topic and acked after that publish is durable: a dead record, a record whose retry is too far away to
+/// wait in memory, and a record whose attempt could not be made. An unreadable record is quarantined before its ack.
 pub struct BusSource<T> {
     group: String,
     bus: Arc<dyn Bus>,
@@ -210,8 +210,8 @@ impl<T: Send + Sync + 'static> BusSource<T> {
         Ok(())
     }
 
-    /// Publishes these items to the dead-letter topic, or quarantines them if there is none. After an error the caller must
-    /// try again with all of them. A second copy is harmless, because readers identify each by its id.
+    /// Publishes these items to the dead-letter topic, or quarantines them if there is none. After an error the caller
+    /// must try again with all of them. A second copy is harmless, because readers identify each by its id.
     async fn dead_letter(&self, spent: &[(&Claimed<BusItem<T>>, &Failure)]) -> Result<(), StoreError> {
         if spent.is_empty() {
             return Ok(());
@@ -243,8 +243,8 @@ impl<T: Send + Sync + 'static> BusSource<T> {
     }
 }
 
-/// Records that a claim is about to return. If the claim fails, panics or is cancelled first, dropping this value puts the
-/// records back to be claimed again, so that none is lost.
+/// Records that a claim is about to return. If the claim fails, panics or is cancelled first, dropping this value puts
+/// the records back to be claimed again, so that none is lost.
 struct Kept<'a, T: Send + Sync + 'static> {
     source: &'a BusSource<T>,
     items: Vec<Claimed<BusItem<T>>>,
@@ -370,8 +370,9 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
     }
 }
 
-/// The failure of an item that is dead. With a dead-letter topic, also the failure of an item that must not wait in memory:
-/// because the wait is too long, or because the attempt could not be made and would be retried here for ever, uncounted.
+/// The failure of an item that is dead. With a dead-letter topic, also the failure of an item that must not wait in
+/// memory: because the wait is too long, or because the attempt could not be made and would be retried here for ever,
+/// uncounted.
 fn failure_to_dead_letter(disposition: &Disposition, defer_after: Option<Duration>) -> Option<&Failure> {
     match (disposition, defer_after) {
         (Disposition::Dead(failure), _) => Some(failure),

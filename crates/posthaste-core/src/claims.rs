@@ -6,11 +6,11 @@ use tokio::time::Instant;
 
 /// The claims of this process that are not settled.
 ///
-/// A claim is identified by its key and its [`ClaimToken`]. A process may lose a claim and claim the same row again: a task
-/// with the token of the old claim cannot change the new one.
+/// A claim is identified by its key and its [`ClaimToken`]. A process may lose a claim and claim the same row again: a
+/// task with the token of the old claim cannot change the new one.
 ///
-/// Times are those of a monotonic clock. A wall clock that is set forward ends every lease in the database at once; the rows
-/// that this process is delivering at that moment must not be claimed a second time.
+/// Times are those of a monotonic clock. A wall clock that is set forward ends every lease in the database at once; the
+/// rows that this process is delivering at that moment must not be claimed a second time.
 pub struct Claims<K, V> {
     by_key: HashMap<K, Entry<V>>,
 }
@@ -102,8 +102,8 @@ impl<K: Eq + Hash, V> Claims<K, V> {
         self.by_key.retain(|key, entry| keep(key, entry.token, &entry.value));
     }
 
-    /// Removes the claims whose lease has ended, unless `keep` is true for them. The relay renews what it delivers, so the
-    /// removed claims are not being delivered.
+    /// Removes the claims whose lease has ended, unless `keep` is true for them. The relay renews what it delivers, so
+    /// the removed claims are not being delivered.
     pub fn expire(&mut self, now: Instant, keep: impl Fn(&V) -> bool) {
         self.by_key.retain(|_, entry| entry.until > now || keep(&entry.value));
     }

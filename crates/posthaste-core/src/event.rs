@@ -17,8 +17,8 @@ pub const MAX_PAYLOAD: usize = 1_048_576;
 pub const MAX_HEADERS: usize = 65_536;
 /// The longest event id, in characters.
 pub const MAX_EVENT_ID: usize = 128;
-/// The longest event type, aggregate type, aggregate id, tenant id, source service, resource type, operation type and content
-/// type, in characters: what every database can keep in a column and, where it has to, in an index.
+/// The longest event type, aggregate type, aggregate id, tenant id, source service, resource type, operation type and
+/// content type, in characters: what every database can keep in a column and, where it has to, in an index.
 pub const MAX_FIELD: usize = 255;
 
 /// Something that happened, as its writer described it. Immutable once built.
@@ -360,8 +360,8 @@ impl EventBuilder {
         self
     }
 
-    /// The aggregate that the event is about: events of one aggregate can be delivered in order. Type and id have at most
-    /// [`MAX_FIELD`] characters each.
+    /// The aggregate that the event is about: events of one aggregate can be delivered in order. Type and id have at
+    /// most [`MAX_FIELD`] characters each.
     #[must_use]
     pub fn aggregate(self, aggregate_type: impl Into<String>, aggregate_id: impl ToString) -> Self {
         self.aggregate_type(aggregate_type).aggregate_id(aggregate_id.to_string())

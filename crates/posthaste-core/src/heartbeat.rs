@@ -1,8 +1,8 @@
 //! A dedicated thread for work that must not wait for listeners.
 //!
-//! A listener that blocks its thread, or a service that keeps all threads of its runtime busy, delays every task of that
-//! runtime. Leases that are renewed late are lost, and their events are delivered twice. So renewals run on a runtime with
-//! one thread that runs nothing else.
+//! A listener that blocks its thread, or a service that keeps all threads of its runtime busy, delays every task of
+//! that runtime. Leases that are renewed late are lost, and their events are delivered twice. So renewals run on a
+//! runtime with one thread that runs nothing else.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub fn runtime() -> Handle {
     match start() {
         Ok(handle) => runtime.insert(handle).clone(),
         Err(error) => {
-            tracing::warn!(%error, "failed to start the renewal thread: a listener that blocks its thread may delay renewals");
+            tracing::warn!(%error, "failed to start the renewal thread: listeners that block may delay renewals");
             Handle::current()
         }
     }

@@ -9,8 +9,8 @@ use crate::lock;
 /// How many keys have a limit of their own. All others share one, so that memory stays bounded.
 const MAX_KEYS: usize = 4_096;
 
-/// Keeps a repeated failure from flooding the log: each key may write a number of lines per window of time. The next line
-/// after that says how many were suppressed.
+/// Keeps a repeated failure from flooding the log: each key may write a number of lines per window of time. The next
+/// line after that says how many were suppressed.
 pub struct LogLimit {
     lines: u32,
     window: Duration,

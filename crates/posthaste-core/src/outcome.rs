@@ -91,8 +91,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// An error of a listener is a transient failure of its event. Types that are no [`std::error::Error`], such as `anyhow::Error`
-/// and `Box<dyn std::error::Error>`, are turned into a [`Failure`] by the listener itself.
+/// An error of a listener is a transient failure of its event. Types that are no [`std::error::Error`], such as
+/// `anyhow::Error` and `Box<dyn std::error::Error>`, are turned into a [`Failure`] by the listener itself.
 impl<E: std::error::Error> From<E> for Failure {
     fn from(error: E) -> Self {
         let failure = Failure::transient("listener_error", error.to_string());

@@ -6,8 +6,8 @@
 //!     ▲                                                                    │
 //!     └────────────── freed capacity, retries due again, wake-ups ◄────────┘        renewer ─► source.renew
 //! ```
-//! Four kinds of tasks share one [`Shared`]: the items in flight, and the completion buffer. The relay does not look into
-//! its items.
+//! Four kinds of tasks share one [`Shared`]: the items in flight, and the completion buffer. The relay does not look
+//! into its items.
 
 mod backpressure;
 mod claimer;
@@ -181,8 +181,8 @@ async fn work<S: Source, K: Sink<Item = S::Item>>(shared: Arc<Shared<S>>, sink: 
     }
 }
 
-/// Runs a task of the relay until it ends by itself. A panic in it is a bug of the relay or of a source: it is logged and
-/// counted, and the task is restarted after a pause, or at once if `end` is cancelled.
+/// Runs a task of the relay until it ends by itself. A panic in it is a bug of the relay or of a source: it is logged
+/// and counted, and the task is restarted after a pause, or at once if `end` is cancelled.
 async fn supervise<S, T>(
     shared: Arc<Shared<S>>,
     task: &'static str,

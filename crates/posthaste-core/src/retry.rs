@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::backoff::doubled;
 use crate::{Disposition, FailureClass, Outcome, millis};
 
-/// How long to wait before the next attempt, and when to give up. Data, so that a config file can spell it; there all times are
-/// milliseconds.
+/// How long to wait before the next attempt, and when to give up. Data, so that a config file can spell it; there all
+/// times are milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum RetryPolicy {

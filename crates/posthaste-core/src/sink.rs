@@ -14,8 +14,8 @@ use crate::{Claimed, Failure, Outcome, lock};
 /// # Laws
 ///
 /// - Every [`Delivery`] is reported exactly once, as soon as its outcome is known, in any order. The type ensures this:
-///   reporting consumes the delivery, and one that is dropped (because `deliver` returned early or panicked) is reported
-///   as a transient failure.
+///   reporting consumes the delivery, and one that is dropped (because `deliver` returned early or panicked) is
+///   reported as a transient failure.
 /// - A sink MUST NOT make one item wait for an unrelated one. It may return from `deliver` while deliveries are still
 ///   running; the relay bounds how many there are.
 /// - A sink reports what happened and decides nothing: [`decide`](crate::decide) decides if the item is tried again.

@@ -1,7 +1,7 @@
 //! The hot path: an event goes from its commit straight to the listeners of the process that wrote it.
 //!
 //! ```text
-//! begin()   HotPath::open      is there a dispatcher here, and may it deliver? One claim for all rows of the transaction
+//! begin()   HotPath::open      one claim for all rows of the transaction, if a dispatcher here may deliver them
 //! write()   permit             a place in the hot queue, or the row waits in the table like any other
 //!           insert             with the claim id: the row is pre-claimed before another process can see it
 //!           pre_claim          the claim is remembered, the item is kept for the commit
@@ -111,8 +111,8 @@ impl HotPath {
         release_in_background(table.clone(), self.cursor.clone(), Unreleased::Items(items));
     }
 
-    /// Releases the rows of writes that failed or were dropped half way. The rows may exist, leased with the claim id of this
-    /// transaction, although this process does not know their numbers.
+    /// Releases the rows of writes that failed or were dropped half way. The rows may exist, leased with the claim id
+    /// of this transaction, although this process does not know their numbers.
     pub(super) fn release_interrupted<S: Store>(&self, table: &Table<S>, ids: Vec<String>, is_committed: bool) {
         if let Some(claim_id) = self.claim_id(table.mode()) {
             let events = Unreleased::Events { claim_id, ids, is_committed };

@@ -27,7 +27,7 @@ impl OutboxItem {
         Self { seq: 0, created_at: Utc::now(), event: Arc::new(event), token, is_suspect: false }
     }
 
-    /// The generation of the ownership under which it was claimed; 0 where rows are leased one by one.
+    /// The generation of the ownership under which it was claimed; 0 if rows are leased one by one.
     pub fn generation(&self) -> i64 {
         self.token.generation
     }

@@ -32,8 +32,8 @@ pub trait Interceptor: Send + Sync + 'static {
     /// listener nor the interceptors after this one are called.
     async fn before(&self, event: &Event) -> Result<(), Failure>;
 
-    /// Called after the listener, in reverse order, if this one's `before` succeeded; with the failure, if there is one.
-    /// A panic here changes nothing.
+    /// Called after the listener, in reverse order, if this one's `before` succeeded; with the failure, if there is
+    /// one. A panic here changes nothing.
     async fn after(&self, event: &Event, failure: Option<&Failure>);
 }
 
@@ -96,8 +96,8 @@ impl Listeners {
         Ok(self)
     }
 
-    /// Registers a listener that is given the payload as a `T`. An event whose payload is no `T` is dead at once: a retry
-    /// would not change its payload.
+    /// Registers a listener that is given the payload as a `T`. An event whose payload is no `T` is dead at once: a
+    /// retry would not change its payload.
     pub fn on_json<T, F, R, O>(self, event_type: impl Into<String>, listener: F) -> Result<Self, RegistrationError>
     where
         T: DeserializeOwned + Send,
@@ -125,7 +125,8 @@ impl Listeners {
             match serde_json::from_slice(event.payload().as_bytes()) {
                 Ok(value) => listener(value, event).map(Into::into).left_future(),
                 Err(error) => {
-                    let failure = Failure::permanent("payload", "the payload is not of the type that the listener expects");
+                    let failure =
+                        Failure::permanent("payload", "the payload is not of the type that the listener expects");
                     ready(Outcome::Failed(failure.cause(error.to_string()))).right_future()
                 }
             }

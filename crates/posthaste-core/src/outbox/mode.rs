@@ -39,8 +39,8 @@ pub enum Mode {
     SingleNode,
     /// Any number of processes read, and each leases the rows that it claims: two writes per event.
     MultiNode,
-    /// As multi node, and the events of one aggregate are delivered one after the other, in the order of their insertion,
-    /// through retries and whichever process delivers them.
+    /// As multi node, and the events of one aggregate are delivered one after the other, in the order of their
+    /// insertion, through retries and whichever process delivers them.
     Ordered(DeadHead),
     /// This process only writes. Another process reads the table, or a tool for change data capture.
     WriterOnly,

@@ -61,7 +61,8 @@ pub enum OpenError {
         /// The mode that was asked for now.
         asked: &'static str,
     },
-    /// Its table is read with another lease; each process decides by its own lease if that of another process has ended.
+    /// Its table is read with another lease; each process decides by its own lease if that of another process has
+    /// ended.
     #[error(
         "outbox table {table} is read with a lease of {recorded:?} and cannot be read with one of {asked:?}: use that \
          lease in all processes, or stop all that read the table and then set lease_ms to NULL in table {table}_owner, \

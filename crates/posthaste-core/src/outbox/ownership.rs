@@ -42,8 +42,8 @@ impl Ownership {
         }
     }
 
-    /// The fencing token of rows that were claimed under this generation. It must still be in the owner row when they are
-    /// settled.
+    /// The fencing token of rows that were claimed under this generation. It must still be in the owner row when they
+    /// are settled.
     pub(super) fn fencing_token(&self, generation: i64) -> String {
         format!("{}:{generation}", self.owner)
     }
@@ -75,8 +75,8 @@ impl Ownership {
         Ok(owner)
     }
 
-    /// True if this source, which claims now, is the one that has to claim again in time to keep the ownership. One of many
-    /// sources is enough; when it stops claiming, the next source that claims replaces it.
+    /// True if this source, which claims now, is the one that has to claim again in time to keep the ownership. One of
+    /// many sources is enough; when it stops claiming, the next source that claims replaces it.
     pub(super) fn is_kept_by(&self, source: &str) -> bool {
         let (mut keeper, now) = (lock(&self.keeper), Instant::now());
         match &mut *keeper {

@@ -76,7 +76,7 @@ impl Retention {
                 purged = self.enforce(store) => match purged {
                     Ok(0) => {}
                     Ok(rows) => tracing::info!(rows, "purged old events"),
-                    Err(error) => tracing::warn!(error = error.chain(), "failed to purge old events; trying again later"),
+                    Err(error) => tracing::warn!(error = error.chain(), "failed to purge old events; trying later"),
                 },
             }
             tokio::select! {

@@ -12,9 +12,9 @@ use crate::{Backoff, StoreError};
 
 /// Leases that this process must release, although it does not know yet if their rows exist.
 ///
-/// A transaction whose outcome is unknown may commit after the first attempt to release its rows, and so may a claim whose
-/// result was lost. So an attempt that finds nothing is repeated until the rows are seen, or until their leases have
-/// ended anyway.
+/// A transaction whose outcome is unknown may commit after the first attempt to release its rows, and so may a claim
+/// whose result was lost. So an attempt that finds nothing is repeated until the rows are seen, or until their leases
+/// have ended anyway.
 pub(super) enum Unreleased {
     /// Rows of a transaction whose outcome is unknown, or that came too late for the hot queue.
     Items(Vec<OutboxItem>),

@@ -16,8 +16,8 @@ pub(super) struct RowClaims(Mutex<State>);
 struct State {
     claims: Claims<i64, RowClaim>,
     last_number: u64,
-    /// While a claim runs: the rows that were settled or released since it began. The claim may have read them as they were
-    /// before that.
+    /// While a claim runs: the rows that were settled or released since it began. The claim may have read them as they
+    /// were before that.
     freed_during_claim: Option<HashSet<i64>>,
 }
 
@@ -36,8 +36,8 @@ impl RowClaims {
         state.last_number
     }
 
-    /// Begins a claim; one runs at a time. Returns the rows that it must leave out. Removes claims that have expired, and
-    /// those of an earlier ownership.
+    /// Begins a claim; one runs at a time. Returns the rows that it must leave out. Removes claims that have expired,
+    /// and those of an earlier ownership.
     pub(super) fn begin_claim(&self, generation: i64, now: Instant) -> Vec<i64> {
         let mut state = lock(&self.0);
         state.claims.retain(|_, token, _| token.generation == generation);
@@ -46,8 +46,8 @@ impl RowClaims {
         state.claims.keys().copied().collect()
     }
 
-    /// True if a row that the running claim has read was claimed by another path since the claim began: it may be settled by
-    /// now.
+    /// True if a row that the running claim has read was claimed by another path since the claim began: it may be
+    /// settled by now.
     pub(super) fn was_claimed_meanwhile(&self, seq: i64) -> bool {
         let state = lock(&self.0);
         state.claims.contains(&seq) || state.freed_during_claim.as_ref().is_some_and(|freed| freed.contains(&seq))
@@ -113,7 +113,8 @@ impl<'a> Settling<'a> {
         &self.items
     }
 
-    /// Removes the claims, except of rows that are `locked` and so not settled. True if a permit for suspects became free.
+    /// Removes the claims, except of rows that are `locked` and so not settled. True if a permit for suspects became
+    /// free.
     pub(super) fn finish(self, locked: &HashSet<i64>) -> bool {
         let mut is_permit_free = false;
         for item in self.items.iter().filter(|item| !locked.contains(&item.seq)) {

@@ -6,12 +6,12 @@ use super::{Position, STARTED};
 /// All payloads of one claim together have at most this many bytes, unless a single row is larger.
 pub const MAX_CLAIM_BYTES: usize = 16 << 20;
 
-/// How many suspects that lost one lease are claimed together. A process that crashes leaves as many suspects as it had in
-/// flight: one by one, they would take too long.
+/// How many suspects that lost one lease are claimed together. A process that crashes leaves as many suspects as it had
+/// in flight: one by one, they would take too long.
 pub const SUSPECT_GROUP: usize = 100;
 
-/// A row that has lost this many leases is assumed to crash the processes that deliver it. It lost the first lease among
-/// many rows, the second in a group of suspects, and the others alone.
+/// A row that has lost this many leases is assumed to crash the processes that deliver it. It lost the first lease
+/// among many rows, the second in a group of suspects, and the others alone.
 pub const DEAD_AFTER_LOSSES: u32 = 4;
 
 /// A due row that a claim has found and locked, in the order of reading.
@@ -34,8 +34,8 @@ pub struct Candidate {
 impl Candidate {
     /// How many leases the row has lost, including the one that has just ended.
     ///
-    /// After the first loss, only a lease under which a delivery had started counts. A claim whose result was lost, an outage
-    /// or a paused process cannot make a row DEAD that was never delivered.
+    /// After the first loss, only a lease under which a delivery had started counts. A claim whose result was lost, an
+    /// outage or a paused process cannot make a row DEAD that was never delivered.
     fn losses(&self) -> u32 {
         let counts = |claim_id: &String| self.lease_losses == 0 || claim_id.ends_with(STARTED);
         self.lease_losses + u32::from(self.ended_lease.as_ref().is_some_and(counts))
@@ -72,8 +72,8 @@ pub struct Selection {
 ///
 /// - A key is claimed from its head (the row that no unfinished row of its key precedes) as far as its rows follow each
 ///   other among the candidates. A row whose predecessor is not claimed is blocked by it.
-/// - When the first candidate is a suspect and the head of its key, only suspects are claimed: those that lost one lease
-///   together, a row that lost more alone. A row that lost [`DEAD_AFTER_LOSSES`] is not claimed but becomes DEAD.
+/// - When the first candidate is a suspect and the head of its key, only suspects are claimed: those that lost one
+///   lease together, a row that lost more alone. A row that lost [`DEAD_AFTER_LOSSES`] is not claimed but becomes DEAD.
 /// - Otherwise no suspect is claimed, and neither is a row after one.
 pub fn select(candidates: &[Candidate]) -> Selection {
     match candidates.first() {

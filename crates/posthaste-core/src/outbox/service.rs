@@ -24,8 +24,8 @@ const LISTEN_PAUSE: Duration = Duration::from_secs(1);
 
 /// The outbox of a service. It writes events in the service's transactions, and calls its listeners after their commit.
 ///
-/// Clones are the same outbox. [`close`](Self::close) ends it in order; if the last clone is dropped without `close`, the
-/// outbox ends in the background.
+/// Clones are the same outbox. [`close`](Self::close) ends it in order; if the last clone is dropped without `close`,
+/// the outbox ends in the background.
 pub struct Outbox<S: Store>(Arc<Service<S>>);
 
 struct Service<S: Store> {
@@ -106,17 +106,18 @@ impl<S: Store> Outbox<S> {
         }))
     }
 
-    /// Begins a transaction of the service whose end this outbox sees: events that are written in it go straight from its
-    /// commit to the listeners of this process.
+    /// Begins a transaction of the service whose end this outbox sees: events that are written in it go straight from
+    /// its commit to the listeners of this process.
     pub async fn begin(&self) -> Result<Transaction<S>, StoreError> {
         Transaction::begin(&self.0.table, self.0.hook.clone()).await
     }
 
-    /// Writes an event in a transaction: one that [`begin`](Self::begin) began, or one of sqlx. The event is delivered after
-    /// the commit, and never if the transaction does not commit. Returns its id, or `None` if the writer's hook suppressed it.
+    /// Writes an event in a transaction: one that [`begin`](Self::begin) began, or one of sqlx. The event is delivered
+    /// after the commit, and never if the transaction does not commit. Returns its id, or `None` if the writer's hook
+    /// suppressed it.
     ///
-    /// The outbox cannot see the commit of a transaction of sqlx: the dispatcher polls a few times within the next moments,
-    /// and at once after [`committed`](Self::committed).
+    /// The outbox cannot see the commit of a transaction of sqlx: the dispatcher polls a few times within the next
+    /// moments, and at once after [`committed`](Self::committed).
     pub async fn write(
         &self,
         transaction: &mut impl InTransaction<S>,
@@ -166,8 +167,9 @@ impl<S: Store> Outbox<S> {
         &self.0.table
     }
 
-    /// Ends purging, then stops claiming, delivers claimed events while the drain time lasts, settles the known outcomes and
-    /// releases the rest. Writing still works; another process will deliver those events. A second call returns at once.
+    /// Ends purging, then stops claiming, delivers claimed events while the drain time lasts, settles the known
+    /// outcomes and releases the rest. Writing still works; another process will deliver those events. A second call
+    /// returns at once.
     pub async fn close(&self) {
         let mut tasks = std::mem::take(&mut *lock(&self.0.tasks));
         let was_reading = !tasks.relay.is_empty();
@@ -179,7 +181,7 @@ impl<S: Store> Outbox<S> {
             stop.cancel();
             while let Some(ended) = tasks.join_next().await {
                 if let Err(error) = ended {
-                    tracing::error!(%error, "a task of the outbox panicked");
+                    tracing::error!(%error, "a task of the outbox failed");
                 }
             }
         }
@@ -221,8 +223,8 @@ impl<S: Store> DeadEvents<'_, S> {
         Ok(replayed > 0)
     }
 
-    /// Makes all events NEW again that were dead when the call began, `batch` at a time, each batch in a transaction of its
-    /// own. Returns how many.
+    /// Makes all events NEW again that were dead when the call began, `batch` at a time, each batch in a transaction of
+    /// its own. Returns how many.
     pub async fn replay_all(&self, filter: &DeadFilter, batch: std::num::NonZeroUsize) -> Result<u64, StoreError> {
         let (mut replayed, mut after) = (0, i64::MIN);
         loop {

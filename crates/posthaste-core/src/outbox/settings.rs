@@ -5,13 +5,13 @@ use serde::{Deserialize, Serialize};
 use super::{Mode, Retention, TableName};
 use crate::{OnStop, RelayOptions, RetryPolicy, millis};
 
-/// How often an idle table is polled where the database notifies of writes, and where it cannot. Without notifications, an
-/// event that another process leaves behind at a clean stop is still delivered within a second.
+/// How often an idle table is polled if the database notifies of writes, and if it cannot. Without notifications, an
+/// event that another process leaves undelivered at a clean stop is still delivered within a second.
 const POLL_WITH_NOTIFY: Duration = Duration::from_secs(5);
 const POLL_WITHOUT_NOTIFY: Duration = Duration::from_millis(500);
 
-/// How an outbox runs. Data, so that a service can keep it in its own config file; there all times are milliseconds, and
-/// absent settings have their defaults.
+/// How an outbox runs. Data, so that a service can keep it in its own config file; there all times are milliseconds,
+/// and absent settings have their defaults.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
@@ -21,15 +21,15 @@ pub struct Settings {
     pub mode: Mode,
     /// How many listeners run at once. Default: 4. With 0 nothing is delivered: for tests.
     pub workers: usize,
-    /// How many events may go straight from a commit to the listeners and not be settled yet. Further events are claimed
-    /// from the table. Default: 1000.
+    /// How many events may go straight from a commit to the listeners and not be settled yet. Further events are
+    /// claimed from the table. Default: 1000.
     pub hot_queue: usize,
     /// How many events may be claimed from the table and not yet settled. Default: 1000.
     pub cold_queue: usize,
     /// How many events are claimed at once. Default: 500; a full batch is followed by the next at once.
     pub batch_size: usize,
-    /// How often an idle table is polled without a wake-up. Default: 5 s if the database notifies of writes, as PostgreSQL
-    /// does, else 500 ms.
+    /// How often an idle table is polled without a wake-up. Default: 5 s if the database notifies of writes, as
+    /// PostgreSQL does, else 500 ms.
     #[serde(with = "millis::optional")]
     pub poll_interval: Option<Duration>,
     /// Rows younger than this are not claimed from the table. Default: 0.

@@ -191,8 +191,8 @@ impl<S: Store> OutboxSource<S> {
         accepted
     }
 
-    /// Marks rows that cannot be read as events as DEAD, so that they are not claimed again, and releases the rows after
-    /// them. If that fails, a later claim tries again.
+    /// Marks rows that cannot be read as events as DEAD, so that they are not claimed again, and releases the rows
+    /// after them. If that fails, a later claim tries again.
     async fn dead_letter_unreadable(&self, unreadable: Unreadable, token: ClaimToken) {
         let Unreadable { rows, blocked_rows, is_suspect, .. } = unreadable;
         if !rows.is_empty() {
@@ -286,8 +286,8 @@ struct Accepted {
     skipped_some: bool,
 }
 
-/// Rows of a claim that cannot be read as events, and the rows of their keys after them. The next claim decides if those
-/// may be delivered.
+/// Rows of a claim that cannot be read as events, and the rows of their keys after them. The next claim decides if
+/// those may be delivered.
 #[derive(Default)]
 struct Unreadable {
     rows: Vec<(i64, String)>,
@@ -302,8 +302,8 @@ impl Unreadable {
     }
 }
 
-/// A running claim. If it is dropped before its result is known, its leases are released in the background. This process
-/// chose its claim ids, so it can do that without knowing which rows are leased.
+/// A running claim. If it is dropped before its result is known, its leases are released in the background. This
+/// process chose its claim ids, so it can do that without knowing which rows are leased.
 struct Unanswered<'a, S: Store> {
     source: Option<&'a OutboxSource<S>>,
     claim_ids: [String; 2],
@@ -330,8 +330,8 @@ impl<S: Store> Drop for Unanswered<'_, S> {
     }
 }
 
-/// Gives up on a statement that takes too long: a connection that hangs must not delay other work. Its rows are fenced, and
-/// the caller repeats the statement or releases the rows.
+/// Gives up on a statement that takes too long: a connection that hangs must not delay other work. Its rows are fenced,
+/// and the caller repeats the statement or releases the rows.
 pub(super) async fn in_time<S: Store, T>(
     table: &Table<S>,
     statement: impl Future<Output = Result<T, StoreError>>,
@@ -520,8 +520,8 @@ impl<S: Store> OutboxSource<S> {
 }
 
 impl<S: Store> Drop for OutboxSource<S> {
-    /// A source that is dropped without `close` no longer counts as open, so that another can be the last one. Its leases
-    /// end by themselves.
+    /// A source that is dropped without `close` no longer counts as open, so that another can be the last one. Its
+    /// leases end by themselves.
     fn drop(&mut self) {
         self.leave();
     }

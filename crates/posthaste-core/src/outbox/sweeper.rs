@@ -8,15 +8,15 @@ use crate::lock;
 
 /// How many blocked rows one batch of a sweep reads.
 pub(super) const SWEEP_BATCH: usize = 1_000;
-/// The pause between two batches, and after the last one: however many rows are blocked, no claim waits for a sweep over all
-/// of them.
+/// The pause between two batches, and after the last one: however many rows are blocked, no claim waits for a sweep
+/// over all of them.
 const BATCH_PAUSE: Duration = Duration::from_secs(1);
 const SWEEP_PAUSE: Duration = Duration::from_secs(60);
 
 /// Ordered mode: decides when to sweep for orphans, which are blocked rows that no unfinished row precedes any more.
 ///
-/// A settlement that finishes a row unblocks the rows after it in the same transaction. Only a statement of another program
-/// (a DELETE, an UPDATE by hand) leaves an orphan.
+/// A settlement that finishes a row unblocks the rows after it in the same transaction. Only a statement of another
+/// program (a DELETE, an UPDATE by hand) leaves an orphan.
 pub(super) struct Sweeper(Mutex<Sweep>);
 
 struct Sweep {
@@ -39,7 +39,8 @@ impl Sweeper {
         Some(sweep.after)
     }
 
-    /// A batch was read. `last` is its last row if there may be more; if it is `None`, the sweep restarts after a pause.
+    /// A batch was read. `last` is its last row if there may be more; if it is `None`, the sweep restarts after a
+    /// pause.
     pub(super) fn finished_batch(&self, last: Option<Position>) {
         let mut sweep = lock(&self.0);
         match last {

@@ -22,7 +22,8 @@ struct Shared<S: Store> {
     lease: Duration,
     /// In single-node mode.
     ownership: Ownership,
-    /// In the modes that lease rows: only one claim of suspects may be in flight, because one of them may crash the process.
+    /// In the modes that lease rows: only one claim of suspects may be in flight, because one of them may crash the
+    /// process.
     suspects: Arc<Semaphore>,
     /// By event type; the dispatcher's one cursor has the empty name, which no event type can have.
     cursors: Mutex<HashMap<String, Arc<Cursor>>>,
@@ -42,8 +43,9 @@ impl<S: Store> Clone for Table<S> {
 }
 
 impl<S: Store> Table<S> {
-    /// Records the table's kind of reader, its mode with the rule for dead events, and the lease. Fails if different ones
-    /// are recorded. In the modes that lease rows, a claimer decides by its own lease if that of another process has ended.
+    /// Records the table's kind of reader, its mode with the rule for dead events, and the lease. Fails if different
+    /// ones are recorded. In the modes that lease rows, a claimer decides by its own lease if that of another process
+    /// has ended.
     pub async fn open(store: S, reader: Reader, lease: Duration) -> Result<Self, OpenError> {
         if reader == Reader::Channels && matches!(store.mode(), Mode::Ordered(_)) {
             return Err(OpenError::Unsuitable {
@@ -92,8 +94,12 @@ impl<S: Store> Table<S> {
     /// # Panics
     /// When the table was not opened for the dispatcher.
     pub fn dispatcher_source(&self) -> OutboxSource<S> {
-        let table = self.0.store.table();
-        assert_eq!(self.0.reader, Some(Reader::Dispatcher), "outbox {table} was not opened for the dispatcher");
+        assert_eq!(
+            self.0.reader,
+            Some(Reader::Dispatcher),
+            "outbox {} is not read by a dispatcher",
+            self.0.store.table()
+        );
         self.source("")
     }
 
@@ -102,7 +108,7 @@ impl<S: Store> Table<S> {
     /// # Panics
     /// When the table was not opened for channels.
     pub fn channel_source(&self, event_type: &str) -> OutboxSource<S> {
-        assert_eq!(self.0.reader, Some(Reader::Channels), "outbox {} was opened otherwise", self.0.store.table());
+        assert_eq!(self.0.reader, Some(Reader::Channels), "outbox {} is not read by channels", self.0.store.table());
         self.source(event_type)
     }
 
@@ -173,8 +179,8 @@ impl<S: Store> Table<S> {
 
     /// Single node: acquires or keeps the ownership of the table.
     ///
-    /// It runs on a thread where no listener can delay it, and to its end: a caller whose thread is blocked half way must
-    /// not keep a lock that the renewer needs.
+    /// It runs on a thread where no listener can delay it, and to its end: a caller whose thread is blocked half way
+    /// must not keep a lock that the renewer needs.
     pub(super) async fn acquire_ownership(&self) -> Result<Owner, StoreError> {
         match self.0.ownership.fresh() {
             Some(generation) => Ok(Owner::Us { generation }),
@@ -223,7 +229,7 @@ impl<S: Store> Table<S> {
         let _ = self.0.hot_queue.set(queue);
     }
 
-    /// Where pre-claimed events go, and the cursor of the dispatcher that claims them.
+    /// The queue for pre-claimed events, and the cursor of the dispatcher that claims them.
     pub(super) fn hot_queue(&self) -> Option<(&HotQueue<OutboxItem>, Arc<Cursor>)> {
         let queue = self.0.hot_queue.get().filter(|_| self.mode().is_hot())?;
         Some((queue, lock(&self.0.cursors).get("")?.clone()))

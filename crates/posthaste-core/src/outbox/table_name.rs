@@ -13,8 +13,8 @@ pub struct TableName(String);
 pub struct BadTableName(String);
 
 impl TableName {
-    /// A name of 1 to 48 letters, digits and underscores that does not start with a digit. Words that SQL reserves, such as
-    /// `order` and `user`, are allowed: statements quote them. PostgreSQL reads every name in lower case.
+    /// A name of 1 to 48 letters, digits and underscores that does not start with a digit. Words that SQL reserves,
+    /// such as `order` and `user`, are allowed: statements quote them. PostgreSQL reads every name in lower case.
     pub fn new(name: impl Into<String>) -> Result<Self, BadTableName> {
         let name = name.into();
         let starts_well = name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_');

@@ -14,8 +14,8 @@ use crate::{Event, FaultKind, StoreError};
 /// A transaction of the service in which events are written. The outbox sees its end: committed events go straight to
 /// the listeners of this process, and the writer's hooks are called.
 ///
-/// It dereferences to the database's connection: run the service's own statements on `&mut *transaction`. Dropped without
-/// a commit, it is rolled back.
+/// It dereferences to the database's connection: run the service's own statements on `&mut *transaction`. Dropped
+/// without a commit, it is rolled back.
 pub struct Transaction<S: Store> {
     /// `None` once a commit or a rollback has begun.
     inner: Option<S::Transaction>,
@@ -31,8 +31,8 @@ pub struct Transaction<S: Store> {
     writing: Vec<String>,
     /// The ids of events whose write failed or was dropped half way.
     interrupted: Vec<String>,
-    /// The database may have rolled the transaction back because of an error since the last statement that succeeded. The
-    /// service may have ignored that error.
+    /// The database may have rolled the transaction back because of an error since the last statement that succeeded.
+    /// The service may have ignored that error.
     is_unproven: bool,
     /// The same, as it was before the connection was last used.
     was_unproven: bool,
@@ -81,9 +81,9 @@ impl<S: Store> Transaction<S> {
         })
     }
 
-    /// Commits. An error of kind [`OutcomeUnknown`](crate::FaultKind::OutcomeUnknown) means that the connection was lost:
-    /// the transaction may have committed, and then its events will be delivered. Any other error means that it was rolled
-    /// back, perhaps long before by the database, because of an error that the service ignored.
+    /// Commits. An error of kind [`OutcomeUnknown`](crate::FaultKind::OutcomeUnknown) means that the connection was
+    /// lost: the transaction may have committed, and then its events will be delivered. Any other error means that it
+    /// was rolled back, perhaps long before by the database, because of an error that the service ignored.
     ///
     /// A commit that has begun runs to its end even if this future is dropped.
     pub async fn commit(self) -> Result<(), StoreError> {
@@ -144,7 +144,8 @@ impl<S: Store> Transaction<S> {
         let mut permits: Vec<_> = events.iter().map(|event| hot_path.and_then(|hot| hot.permit(event))).collect();
         let claim_id = hot_path.and_then(|hot| hot.claim_id(self.table.mode()));
         let mut from = 0;
-        // Row numbers must follow the order of the events, so each insert has neighbours that are all pre-claimed or all not.
+        // Row numbers must follow the order of the events, so each insert has neighbours that are all pre-claimed or
+        // all not.
         while from < events.len() {
             let is_hot = permits[from].is_some();
             let count = permits[from..].iter().take_while(|permit| permit.is_some() == is_hot).count();

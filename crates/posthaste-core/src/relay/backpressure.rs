@@ -8,8 +8,8 @@ const SLOW_STATEMENT: Duration = Duration::from_millis(500);
 
 /// Decides if the workers may start new deliveries.
 ///
-/// After a crash, deliveries whose outcome was not settled are repeated. So the relay starts no delivery while it cannot
-/// settle outcomes or renew leases: a crash then repeats only the deliveries that had already started.
+/// After a crash, deliveries whose outcome was not settled are repeated. So the relay starts no delivery while it
+/// cannot settle outcomes or renew leases: a crash then repeats only the deliveries that had already started.
 pub(super) struct Backpressure {
     /// The number of outcomes that are known and not settled.
     unsettled: AtomicUsize,

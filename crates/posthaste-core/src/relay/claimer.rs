@@ -10,8 +10,8 @@ use super::shared::Shared;
 use crate::wakeup::PROBES;
 use crate::{Backoff, Signal, Source};
 
-/// A claim is worthwhile when there is room for one part in this many of a batch. With less room the claimer waits a moment
-/// for more: many small claims cost more than one large claim.
+/// A claim is worthwhile when there is room for one part in this many of a batch. With less room the claimer waits a
+/// moment for more: many small claims cost more than one large claim.
 const WORTH_CLAIMING: usize = 4;
 
 /// Claims whenever there is room and something may be due, until `stop`.
@@ -29,8 +29,8 @@ pub(super) async fn claim<S: Source>(shared: Arc<Shared<S>>, stop: CancellationT
         shared.next_due.forget_due(asked);
         let before = shared.clock.now();
         let limit = shared.in_flight.room().min(shared.options.batch.max(1));
-        // A stop does not cancel the claim before the drain time is over: the items of a cancelled claim stay claimed until
-        // their lease ends.
+        // A stop does not cancel the claim before the drain time is over: the items of a cancelled claim stay claimed
+        // until their lease ends.
         let claimed = tokio::select! {
             biased;
             claimed = shared.source.claim(limit) => claimed,

@@ -47,8 +47,8 @@ impl<T> Completions<T> {
         }
     }
 
-    /// Adds an outcome, and the items that are released because of it. Wakes the settler for the first outcome of a batch,
-    /// for an urgent one, and when `enough` outcomes wait.
+    /// Adds an outcome, and the items that are released because of it. Wakes the settler for the first outcome of a
+    /// batch, for an urgent one, and when `enough` outcomes wait.
     pub(super) fn push(&self, completion: Completion<T>, released: Run<T>, enough: usize) {
         let is_urgent = completion.item.claimed.urgent;
         if is_urgent {
@@ -88,8 +88,8 @@ impl<T> Completions<T> {
         lock(&self.waiting).completed.len()
     }
 
-    /// True if only a few outcomes wait, all of hot items. Settling these is not urgent: no row in the store is blocked by
-    /// them, no claim needs their place, and the hot queue has room as long as fewer than `enough` of them wait.
+    /// True if only a few outcomes wait, all of hot items. Settling these is not urgent: no row in the store is blocked
+    /// by them, no claim needs their place, and the hot queue has room as long as fewer than `enough` of them wait.
     pub(super) fn may_linger(&self, enough: usize) -> bool {
         let waiting = lock(&self.waiting);
         let are_few = (1..enough).contains(&waiting.completed.len()) && waiting.released.is_empty();

@@ -12,7 +12,8 @@ use crate::{Claimed, Source};
 ///
 /// It has a capacity of its own. When it is full, a new item waits in the source to be claimed like any other.
 pub struct HotQueue<T> {
-    /// Weak, because the relay owns the source, and the source owns this queue: otherwise neither would ever be dropped.
+    /// Weak, because the relay owns the source, and the source owns this queue: otherwise neither would ever be
+    /// dropped.
     relay: Weak<dyn HotRelay<T>>,
     permits: Arc<Semaphore>,
 }
@@ -54,7 +55,8 @@ impl<T: Send + Sync + 'static> HotQueue<T> {
         self.relay.upgrade().is_some_and(|relay| relay.is_open())
     }
 
-    /// Returns a place for one item. `None` if there is no room, which is counted as dropped: the item waits in the source.
+    /// Returns a place for one item. `None` if there is no room, which is counted as dropped: the item waits in the
+    /// source.
     pub fn permit(&self) -> Option<HotPermit> {
         let relay = self.relay.upgrade()?;
         let permit = self.permits.clone().try_acquire_owned().ok().filter(|_| !relay.is_over_bytes());

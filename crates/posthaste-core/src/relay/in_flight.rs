@@ -65,8 +65,8 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Adds the items of one claim, to be delivered before `deadline`. Returns them as runs: the items of one key in their
-    /// order, every item without a key alone.
+    /// Adds the items of one claim, to be delivered before `deadline`. Returns them as runs: the items of one key in
+    /// their order, every item without a key alone.
     pub(super) fn add(&self, items: Vec<Claimed<T>>, deadline: u64) -> Vec<Run<T>> {
         let mut runs: Vec<Run<T>> = Vec::with_capacity(items.len());
         let mut run_of_key: HashMap<Arc<str>, usize> = HashMap::new();
@@ -121,8 +121,8 @@ impl<T> InFlight<T> {
         self.freed.notify_waiters();
     }
 
-    /// Revokes the items with the same key and of the same claim as an item whose lease was lost. Another process may have
-    /// claimed the lost item, so no item after it may be delivered before it.
+    /// Revokes the items with the same key and of the same claim as an item whose lease was lost. Another process may
+    /// have claimed the lost item, so no item after it may be delivered before it.
     pub(super) fn revoke_run(&self, lost: &InFlightItem<T>) {
         let Some(key) = &lost.claimed.key else { return };
         for item in lock(&self.table).items.values() {

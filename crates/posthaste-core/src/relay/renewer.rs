@@ -19,7 +19,8 @@ pub(super) async fn renew<S: Source>(shared: Arc<Shared<S>>, end: CancellationTo
             () = sleep_until(next) => {}
             () = shared.renew_soon.notified() => {}
         }
-        // Counted from before the statement is sent: when the store takes long to respond, the next renewal comes sooner.
+        // Counted from before the statement is sent: when the store takes long to respond, the next renewal comes
+        // sooner.
         let started = Instant::now();
         next = match renew_all(&shared, lease).await {
             true => started + lease / 3,

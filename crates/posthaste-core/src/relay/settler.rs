@@ -65,8 +65,8 @@ impl<S: Source> Settler<'_, S> {
         }
     }
 
-    /// Settles and releases everything in the completion buffer. Outcomes of hot items stay there until `linger_until` or
-    /// the `end`, so that many concurrent writers cause few statements.
+    /// Settles and releases everything in the completion buffer. Outcomes of hot items stay there until `linger_until`
+    /// or the `end`, so that many concurrent writers cause few statements.
     async fn flush(&mut self, end: &CancellationToken) {
         let shared = self.shared;
         // At the end every postponed outcome gets one last try.
@@ -102,8 +102,8 @@ impl<S: Source> Settler<'_, S> {
         }
     }
 
-    /// Tries until the store accepts or refuses the outcomes. Meanwhile nothing is claimed and no delivery starts: the known
-    /// outcomes must be settled first.
+    /// Tries until the store accepts or refuses the outcomes. Meanwhile nothing is claimed and no delivery starts: the
+    /// known outcomes must be settled first.
     async fn settle_all(&mut self, completed: Vec<Completion<S::Item>>) {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         while !completed.is_empty() {
@@ -117,8 +117,8 @@ impl<S: Source> Settler<'_, S> {
         }
     }
 
-    /// The store refused a batch with a permanent error. Settles the outcomes one by one, because one bad outcome must not
-    /// block the others. Outcomes that the store refuses again are postponed.
+    /// The store refused a batch with a permanent error. Settles the outcomes one by one, because one bad outcome must
+    /// not block the others. Outcomes that the store refuses again are postponed.
     async fn settle_one_by_one(&mut self, completed: Vec<Completion<S::Item>>, error: &StoreError) {
         let is_alone = completed.len() == 1;
         let (mut refused, mut succeeded) = (Vec::new(), false);
@@ -142,8 +142,8 @@ impl<S: Source> Settler<'_, S> {
                 None => refused.push(one),
             }
         }
-        // If the store refuses each of several outcomes for the first time, the cause may be the store and not an item: then
-        // no delivery starts until one of them is tried again.
+        // If the store refuses each of several outcomes for the first time, the cause may be the store and not an item:
+        // then no delivery starts until one of them is tried again.
         if succeeded || is_alone || refused.iter().any(|one| one.refusals > 0) {
             self.answered(true);
         }

@@ -83,7 +83,8 @@ impl<S: Source> Shared<S> {
         }
     }
 
-    /// Turns the heads of runs into deliveries. A run whose lease has ended is released: another process may have claimed it.
+    /// Turns the heads of runs into deliveries. A run whose lease has ended is released: another process may have
+    /// claimed it.
     pub(super) fn start(shared: &Arc<Self>, runs: Vec<Run<S::Item>>) -> Vec<Delivery<S::Item>> {
         let now = shared.clock.now();
         let mut deliveries = Vec::with_capacity(runs.len());

@@ -9,8 +9,9 @@ use crate::{Event, StoreError};
 /// How many due rows are searched for the rows of a lost claim. Claims start at the head of the table.
 pub const LOST_CLAIM_SCAN: usize = 100_000;
 
-/// How many rows of each key are unblocked when rows of this many keys are finished together: in all, as many as one claim
-/// returns. The next claim blocks again what it does not claim, so unblocking more rows would cost more than it saves.
+/// How many rows of each key are unblocked when rows of this many keys are finished together: in all, as many as one
+/// claim returns. The next claim blocks again what it does not claim, so unblocking more rows would cost more than it
+/// saves.
 pub fn unblock_limit(keys: usize) -> usize {
     (500 / keys.max(1)).clamp(5, 100)
 }
@@ -18,30 +19,31 @@ pub fn unblock_limit(keys: usize) -> usize {
 /// Claims of due rows.
 #[async_trait]
 pub trait ClaimStore {
-    /// Claims due rows, in the order of (`available_at`, `seq`). A row MUST NOT be claimed that is not due, not pending, in
-    /// flight in this process, or leased by a lease that has not ended.
+    /// Claims due rows, in the order of (`available_at`, `seq`). A row MUST NOT be claimed that is not due, not
+    /// pending, in flight in this process, or leased by a lease that has not ended.
     ///
     /// - Single node: the rows are read, and nothing is written.
-    /// - Multi node: due rows are locked and given to [`select`](crate::outbox::select), and what it selects is carried out.
-    ///   Its claimed rows are leased (`locked_by` is the claim id, `locked_at` is `now`, `lease_losses` is what it says), and
-    ///   its dead row becomes DEAD with its error and is returned as dead. Suspects are candidates only where the request
-    ///   allows them.
-    /// - Ordered: as multi node, with keys and predecessors. The rows that `select` blocks are marked as blocked: later claims
-    ///   do not read them until a row before them is finished, which unblocks some of the rows after it.
+    /// - Multi node: due rows are locked and given to [`select`](crate::outbox::select), and what it selects is carried
+    ///   out. Its claimed rows are leased (`locked_by` is the claim id, `locked_at` is `now`, `lease_losses` is what it
+    ///   says), and its dead row becomes DEAD with its error and is returned as dead. Suspects are candidates only
+    ///   if the request allows them.
+    /// - Ordered: as multi node, with keys and predecessors. The rows that `select` blocks are marked as blocked: later
+    ///   claims do not read them until a row before them is finished, which unblocks some of the rows after it.
     ///
-    /// A lease has ended when it is as old as a lease is long. A lease that began in the future by more than a tenth of its
-    /// length has ended too: the clock was set back, and it is unknown when the lease began.
+    /// A lease has ended when it is as old as a lease is long. A lease that began in the future by more than a tenth of
+    /// its length has ended too: the clock was set back, and it is unknown when the lease began.
     ///
     /// An error of kind [`OutcomeUnknown`](crate::FaultKind::OutcomeUnknown) means that rows may have been leased.
     async fn claim(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, StoreError>;
 
-    /// Returns how long until the first pending row is due that is not in flight in this process, not leased, not blocked
-    /// and, unless the request allows suspects, not a suspect. If the request allows suspects, the end of the first lease of
-    /// a row that is not in flight in this process counts as well. Limit, position and claim id are ignored.
+    /// Returns how long until the first pending row is due that is not in flight in this process, not leased, not
+    /// blocked and, unless the request allows suspects, not a suspect. If the request allows suspects, the end of the
+    /// first lease of a row that is not in flight in this process counts as well. Limit, position and claim id are
+    /// ignored.
     async fn next_due(&self, request: &ClaimRequest<'_>) -> Result<Option<Duration>, StoreError>;
 
-    /// Ordered mode: reads at most `limit` blocked rows after a position and unblocks those that no unfinished row of their
-    /// key precedes. Returns the last row that was read if there may be more.
+    /// Ordered mode: reads at most `limit` blocked rows after a position and unblocks those that no unfinished row of
+    /// their key precedes. Returns the last row that was read if there may be more.
     async fn unblock_orphans(&self, after: Option<Position>, limit: usize) -> Result<Option<Position>, StoreError>;
 
     /// The event types with due rows.

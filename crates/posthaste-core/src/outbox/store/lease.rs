@@ -13,8 +13,8 @@ pub trait LeaseStore {
     /// Renews the leases of those of these rows that still have one of the claim ids.
     async fn renew(&self, claim_ids: &[String], rows: &[i64]) -> Result<SettledRows, StoreError>;
 
-    /// Ends the leases of rows that still have one of the claim ids, as if they had never been leased. Returns the rows that
-    /// are known to exist, released or not.
+    /// Ends the leases of rows that still have one of the claim ids, as if they had never been leased. Returns the rows
+    /// that are known to exist, released or not.
     async fn release(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, StoreError>;
 
     /// Marks suspects that are about to be delivered: if they still have `claim_id`, replaces it by one that ends with
@@ -44,7 +44,8 @@ pub enum LeaseSet<'a> {
         /// The ids of the events.
         ids: &'a [String],
     },
-    /// All leases with these claim ids that are found among the first [`LOST_CLAIM_SCAN`](super::LOST_CLAIM_SCAN) due rows.
+    /// All leases with these claim ids that are found among the first [`LOST_CLAIM_SCAN`](super::LOST_CLAIM_SCAN) due
+    /// rows.
     Claims {
         /// The claim ids.
         claim_ids: &'a [String],

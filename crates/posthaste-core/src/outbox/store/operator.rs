@@ -13,8 +13,8 @@ use crate::{Event, StoreError};
 /// - Only DEAD rows are listed, counted, replayed and discarded.
 /// - `replay` makes them NEW with no attempts, due `now`, without `done_at`, `last_error`, lease and `lease_losses`.
 /// - `discard` deletes them; in ordered mode, the rows that they blocked are unblocked.
-/// - `purge` never deletes a pending row, except with [`Purge::Everything`]. In ordered mode, the rows that a purged DEAD
-///   row blocked are unblocked.
+/// - `purge` never deletes a pending row, except with [`Purge::Everything`]. In ordered mode, the rows that a purged
+///   DEAD row blocked are unblocked.
 #[async_trait]
 pub trait OperatorStore {
     /// The row of one event, whatever its status.
@@ -78,9 +78,9 @@ impl DeadFilter {
 /// What a purge deletes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purge {
-    /// DONE rows by `done_at`, or `created_at` where that is empty.
+    /// DONE rows by `done_at`, or by `created_at` if that is empty.
     Done,
-    /// DEAD rows by `done_at`, or `created_at` where that is empty.
+    /// DEAD rows by `done_at`, or by `created_at` if that is empty.
     Dead,
     /// Every row by `created_at`: for tables that another tool reads.
     Everything,

@@ -9,15 +9,15 @@ use crate::outbox::{Reader, Registration};
 #[async_trait]
 pub trait OwnershipStore {
     /// Records [`Registration::of`] these arguments if nothing is recorded yet, and returns what is recorded now. A
-    /// registration of the same reader and mode that lacks a lease or a dead-head rule gets the one of this process. Nothing
-    /// else that is recorded ever changes, so processes that start at the same time get the same result.
+    /// registration of the same reader and mode that lacks a lease or a dead-head rule gets the one of this process.
+    /// Nothing else that is recorded ever changes, so processes that start at the same time get the same result.
     async fn register(&self, reader: Reader, lease: Duration) -> Result<Registration, StoreError>;
 
-    /// Single node: makes `owner` the owner for one lease from now, if it is the owner already, or there is none, or the
-    /// lease of the other owner has ended. The generation rises with every change of owner.
+    /// Single node: makes `owner` the owner for one lease from now, if it is the owner already, or there is none, or
+    /// the lease of the other owner has ended. The generation rises with every change of owner.
     ///
-    /// An ownership that ends later than eleven tenths of a lease from now was acquired before the clock was set back: it
-    /// has ended.
+    /// An ownership that ends later than eleven tenths of a lease from now was acquired before the clock was set back:
+    /// it has ended.
     async fn acquire_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError>;
 
     /// Single node: ends the ownership of this owner, if it is the owner.

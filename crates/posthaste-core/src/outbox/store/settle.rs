@@ -8,14 +8,17 @@ use crate::{Settled, StoreError};
 /// Settlements of claimed rows.
 #[async_trait]
 pub trait SettleStore {
-    /// Updates pending rows whose fencing token is one of these, all in one transaction. In single-node mode the tokens are
-    /// `owner:generation` of the ownerships under which the rows were claimed; otherwise they are the claim ids in the rows.
+    /// Updates pending rows whose fencing token is one of these, all in one transaction. In single-node mode the tokens
+    /// are `owner:generation` of the ownerships under which the rows were claimed; otherwise they are the claim ids in
+    /// the rows.
     ///
-    /// An updated row is no longer leased. DONE and DEAD set `done_at`; a wait sets `available_at` to `now` plus the wait; a
-    /// row that becomes neither DONE nor DEAD loses its `lease_losses`, because an attempt has ended. In ordered mode, rows
-    /// that a finished row blocked are unblocked, [`unblock_limit`](super::unblock_limit) of each key.
+    /// An updated row is no longer leased. DONE and DEAD set `done_at`; a wait sets `available_at` to `now` plus the
+    /// wait; a row that becomes neither DONE nor DEAD loses its `lease_losses`, because an attempt has ended. In
+    /// ordered mode, rows that a finished row blocked are unblocked, [`unblock_limit`](super::unblock_limit) of each
+    /// key.
     ///
-    /// It MUST NOT wait long for a row that another transaction has locked: such a row is left alone and returned as locked.
+    /// It MUST NOT wait long for a row that another transaction has locked: such a row is left alone and returned as
+    /// locked.
     async fn settle(&self, fencing_tokens: &[String], updates: &[RowUpdate]) -> Result<SettledRows, StoreError>;
 }
 
@@ -24,7 +27,8 @@ pub trait SettleStore {
 pub struct SettledRows {
     /// These rows were updated.
     pub applied: HashSet<i64>,
-    /// These rows are still claimed under one of the tokens, but another transaction has locked them: nothing was changed.
+    /// These rows are still claimed under one of the tokens, but another transaction has locked them: nothing was
+    /// changed.
     pub locked: HashSet<i64>,
 }
 
