@@ -9,7 +9,7 @@ use crate::lock;
 /// How many keys have a limit of their own. All others share one, so that memory stays bounded.
 const MAX_KEYS: usize = 4_096;
 
-/// Keeps a repeated failure from flooding the log: each key may write a number of lines per window of time. The next
+/// Keeps a repeated failure from flooding the log: each key may write a limited number of lines per window. The next
 /// line after that says how many were suppressed.
 pub struct LogLimit {
     lines: u32,
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn each_key_may_write_a_number_of_lines_per_window() {
+    async fn each_key_may_write_a_limited_number_of_lines_per_window() {
         let limit = LogLimit::new(2, Duration::from_secs(1));
         let lines = |key: &str, times: usize| (0..times).filter_map(|_| limit.allows(key)).collect::<Vec<_>>();
         assert_eq!(lines("a", 5), [0, 0]);

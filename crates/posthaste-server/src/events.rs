@@ -159,7 +159,7 @@ fn refused(answer: Answer) -> BatchItem {
     BatchItem::Refused { status: problem.status, code: problem.code, detail: problem.detail.unwrap_or(problem.title) }
 }
 
-/// Where an event is.
+/// Returns where an event is in the pipeline.
 pub(crate) async fn trace(State(app): State<App>, Segment(id): Segment) -> Result<axum::Json<EventTrace>, Answer> {
     app.hub.trace(&id).await?.map(axum::Json).ok_or_else(|| Answer::not_found("event"))
 }

@@ -24,8 +24,8 @@ pub trait ClaimStore {
     ///
     /// - Single node: the rows are read, and nothing is written.
     /// - Multi node: due rows are locked and given to [`select`](crate::outbox::select), and what it selects is carried
-    ///   out. Its claimed rows are leased (`locked_by` is the claim id, `locked_at` is `now`, `lease_losses` is what it
-    ///   says), and its dead row becomes DEAD with its error and is returned as dead. Suspects are candidates only
+    ///   out. Its claimed rows are leased (`locked_by` is the claim id, `locked_at` is `now`, `lease_losses` is its
+    ///   `losses`), and its dead row becomes DEAD with its error and is returned as dead. Suspects are candidates only
     ///   if the request allows them.
     /// - Ordered: as multi node, with keys and predecessors. The rows that `select` blocks are marked as blocked: later
     ///   claims do not read them until a row before them is finished, which unblocks some of the rows after it.
