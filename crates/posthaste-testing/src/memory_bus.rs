@@ -113,7 +113,7 @@ impl Member {
     }
 
     /// Starts the leases of all partitions that are ours or free, which makes them ours.
-    fn take_partitions(&self, store: &mut Store) {
+    fn claim_partitions(&self, store: &mut Store) {
         let now = Instant::now();
         if *lock(&self.closed) {
             return;
@@ -147,7 +147,7 @@ impl Member {
 impl Consumer for Member {
     async fn fetch(&self, limit: usize) -> Result<Vec<Fetched>, StoreError> {
         let mut store = lock(&self.bus.store);
-        self.take_partitions(&mut store);
+        self.claim_partitions(&mut store);
         let Store { topics, shares, .. } = &mut *store;
         let mut fetched = Vec::new();
         for ((group, (topic, partition)), share) in shares {
@@ -183,7 +183,7 @@ impl Consumer for Member {
 
     async fn renew(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
         let mut store = lock(&self.bus.store);
-        self.take_partitions(&mut store);
+        self.claim_partitions(&mut store);
         let renew = |position: &&Position| match self.share(&mut store, position) {
             Some(_) => Settled::Applied,
             None => Settled::LostLease,

@@ -82,14 +82,14 @@ async fn run(seed: u64, mode: Mode, sabotage: Sabotage) -> Result<Summary, Viola
         if chance.f64() < 0.6 {
             sleep(Duration::from_millis(chance.u64(0..3_000))).await;
         }
-        nodes.replace_fallen(&mut chance).await?;
+        nodes.replace_crashed(&mut chance).await?;
     }
     let storm = Instant::now() + Duration::from_secs(chance.u64(10..90));
     while Instant::now() < storm {
         sleep(Duration::from_millis(chance.u64(100..3_000))).await;
-        nodes.replace_fallen(&mut chance).await?;
+        nodes.replace_crashed(&mut chance).await?;
         if chance.f64() < 0.2 {
-            operator.look_after_the_dead(&mut chance).await?;
+            operator.handle_dead_events(&mut chance).await?;
         }
     }
     world.calm();
@@ -107,8 +107,8 @@ async fn settle_down(
 ) -> Result<(), Violation> {
     let end = Instant::now() + Duration::from_secs(3_600);
     while Instant::now() < end {
-        nodes.replace_fallen(chance).await?;
-        operator.look_after_the_dead(chance).await?;
+        nodes.replace_crashed(chance).await?;
+        operator.handle_dead_events(chance).await?;
         if world.is_all_done() {
             return Ok(());
         }
@@ -129,7 +129,7 @@ impl Operator {
         Ok(Self { world: world.clone(), outbox })
     }
 
-    async fn look_after_the_dead(&self, chance: &mut fastrand::Rng) -> Result<(), Violation> {
+    async fn handle_dead_events(&self, chance: &mut fastrand::Rng) -> Result<(), Violation> {
         for row in self.outbox.dead().list(&DeadFilter::all(), 100).await? {
             if chance.f64() < 0.8 {
                 self.outbox.dead().replay(&row.event_id).await?;

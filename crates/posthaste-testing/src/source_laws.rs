@@ -238,9 +238,9 @@ pub async fn a_clean_stop_releases_claims<H: SourceHarness>(harness: &H) {
     assert_nothing_claimable(harness, &other).await;
     one.release(&[&claimed]).await.unwrap();
     one.close().await.unwrap();
-    let taken = other.claim(10).await.unwrap().items;
-    assert_eq!(labels(harness, &taken), ["item"]);
-    assert_eq!(taken[0].attempt, 1);
+    let reclaimed = other.claim(10).await.unwrap().items;
+    assert_eq!(labels(harness, &reclaimed), ["item"]);
+    assert_eq!(reclaimed[0].attempt, 1);
 }
 
 /// One attempt more, and not before its time.
@@ -302,7 +302,7 @@ pub async fn a_key_is_claimed_by_one_owner_at_a_time<H: KeyedSourceHarness>(harn
     let head = claim_all(&one, 1).await;
     assert_eq!(labels(harness, &head), ["a1"]);
     assert!(head[0].key.is_some());
-    assert_eq!(labels(harness, &other.claim(10).await.unwrap().items), ["b1"], "key a is taken");
+    assert_eq!(labels(harness, &other.claim(10).await.unwrap().items), ["b1"], "key a is reclaimed");
     assert_eq!(settle(&one, &head[0], Disposition::Done).await, Settled::Applied);
     let mut rest = Vec::new();
     let deadline = Instant::now() + DEADLINE;

@@ -111,7 +111,7 @@ async fn publish(bus: &MemoryBus, values: &[&[u8]]) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_spent_record_is_a_dead_letter_before_it_is_acked_and_is_not_tried_again_meanwhile() {
+async fn a_record_is_dead_lettered_before_it_is_acked_and_not_delivered_again_meanwhile() {
     let sink = Sink::answering(|item, _| {
         let bad = *item.value == "bad";
         async move {
@@ -128,7 +128,7 @@ async fn a_spent_record_is_a_dead_letter_before_it_is_acked_and_is_not_tried_aga
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_wait_and_an_attempt_that_was_not_made_are_spent_among_the_dead_letters() {
+async fn a_long_delay_or_an_outage_moves_a_record_to_the_dead_letters() {
     let sink = Sink::answering(|item, _| {
         let failure = match item.value.as_str() {
             "later" => Failure::transient("429", "slow down").retry_after(Duration::from_secs(60)),
@@ -144,7 +144,7 @@ async fn a_long_wait_and_an_attempt_that_was_not_made_are_spent_among_the_dead_l
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unreadable_record_is_set_aside_and_stops_nobody() {
+async fn an_unreadable_record_is_quarantined_and_the_others_are_delivered() {
     let sink = Sink::accepting();
     let world = World::start(&[b"one", &[0xff, 0xfe], b"two"], &sink, 0).await;
     sink.wait_for_delivered(2).await;

@@ -37,7 +37,7 @@ async fn write(store: &MemoryOutbox, events: impl IntoIterator<Item = EventBuild
     transaction.commit().await.unwrap();
 }
 
-async fn take(store: &MemoryOutbox, claim_id: &str, suspects: bool) -> ClaimedRows {
+async fn claim(store: &MemoryOutbox, claim_id: &str, suspects: bool) -> ClaimedRows {
     let request = ClaimRequest {
         event_type: None,
         in_flight: &[],
@@ -51,8 +51,8 @@ async fn take(store: &MemoryOutbox, claim_id: &str, suspects: bool) -> ClaimedRo
     store.claim(&request).await.unwrap()
 }
 
-async fn taken(store: &MemoryOutbox, claim_id: &str) -> Vec<i64> {
-    take(store, claim_id, true).await.rows.iter().map(|row| row.position.seq).collect()
+async fn claimed_rows(store: &MemoryOutbox, claim_id: &str) -> Vec<i64> {
+    claim(store, claim_id, true).await.rows.iter().map(|row| row.position.seq).collect()
 }
 
 fn done(seq: i64) -> RowUpdate {
@@ -79,7 +79,7 @@ async fn delivering(database: &MemoryDatabase, mode: Mode) -> (Outbox<MemoryOutb
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_commits_is_delivered_and_what_is_rolled_back_or_dropped_never_was() {
+async fn only_committed_events_are_delivered() {
     for mode in [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED] {
         let database = MemoryDatabase::new();
         let (outbox, seen) = delivering(&database, mode).await;
@@ -105,7 +105,7 @@ async fn what_commits_is_delivered_and_what_is_rolled_back_or_dropped_never_was(
 }
 
 #[tokio::test(start_paused = true)]
-async fn commits_fail_or_lose_their_answer_as_they_are_told() {
+async fn a_test_can_make_commits_fail_or_lose_their_answer() {
     let database = MemoryDatabase::new();
     let (outbox, seen) = delivering(&database, Mode::MultiNode).await;
     let commit = async |id: &str| {
@@ -127,7 +127,7 @@ async fn commits_fail_or_lose_their_answer_as_they_are_told() {
 }
 
 #[tokio::test]
-async fn an_event_id_is_there_once() {
+async fn a_duplicate_event_id_is_refused() {
     let database = MemoryDatabase::new();
     let outbox = Outbox::new(database.clone()).mode(Mode::WriterOnly).start().await.unwrap();
     let (mut one, mut other) = (outbox.begin().await.unwrap(), outbox.begin().await.unwrap());
@@ -142,7 +142,7 @@ async fn an_event_id_is_there_once() {
 }
 
 #[tokio::test]
-async fn numbers_are_given_at_the_insert_and_tables_know_nothing_of_each_other() {
+async fn each_table_numbers_its_rows_at_the_insert() {
     let database = MemoryDatabase::new();
     let store = open(&database, Mode::MultiNode).await;
     let other = database.open(TableName::new("other").unwrap(), Mode::MultiNode).await.unwrap();
@@ -152,25 +152,25 @@ async fn numbers_are_given_at_the_insert_and_tables_know_nothing_of_each_other()
     assert_eq!(store.insert(&mut early, &both, None).await.unwrap(), [2, 3]);
     assert_eq!(other.insert(&mut early, &both, None).await.unwrap(), [1, 2]);
     early.commit().await.unwrap();
-    assert_eq!(taken(&store, "x:1").await, [2, 3]);
+    assert_eq!(claimed_rows(&store, "x:1").await, [2, 3]);
     late.commit().await.unwrap();
-    assert_eq!(taken(&store, "x:2").await, [1]);
+    assert_eq!(claimed_rows(&store, "x:2").await, [1]);
     assert_eq!(database.rows("other").len(), 2);
     assert!(database.rows("nobody's").is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn rows_that_lost_a_lease_are_taken_in_a_group_then_alone_and_are_dead_after_four() {
+async fn suspects_are_claimed_in_a_group_then_alone_and_are_dead_after_four_losses() {
     let database = MemoryDatabase::new();
     let store = open(&database, Mode::MultiNode).await;
     write(&store, [event("bad"), event("good")]).await;
-    assert_eq!(taken(&store, "x:1").await, [1, 2]);
-    assert_eq!(taken(&store, "x:2").await, [0; 0]);
+    assert_eq!(claimed_rows(&store, "x:1").await, [1, 2]);
+    assert_eq!(claimed_rows(&store, "x:2").await, [0; 0]);
     for (losses, group) in [(1, vec![1, 2]), (2, vec![1]), (3, vec![1])] {
         sleep(LEASE).await;
-        assert!(take(&store, "y:1", false).await.rows.is_empty(), "suspects are not allowed");
+        assert!(claim(&store, "y:1", false).await.rows.is_empty(), "suspects are not allowed");
         let (claim_id, started) = (format!("x:{losses}0"), format!("x:{losses}0:started"));
-        assert_eq!(taken(&store, &claim_id).await, group);
+        assert_eq!(claimed_rows(&store, &claim_id).await, group);
         assert_eq!(
             store.settle(&["x:1".to_owned()], &[done(1)]).await.unwrap().applied,
             HashSet::new(),
@@ -180,12 +180,12 @@ async fn rows_that_lost_a_lease_are_taken_in_a_group_then_alone_and_are_dead_aft
         assert_eq!(store.mark_started(&claim_id, &started, &[1]).await.unwrap(), HashSet::from([1]));
     }
     sleep(LEASE).await;
-    let last = take(&store, "x:40", true).await;
+    let last = claim(&store, "x:40", true).await;
     assert!(last.rows[0].is_dead && last.rows.len() == 1);
     let row = &database.rows(TABLE)[0];
     assert_eq!((row.status, row.locked_by.clone()), (OutboxStatus::Dead, None));
     assert!(row.last_error.as_ref().unwrap().starts_with("lease_lost"));
-    assert_eq!(taken(&store, "x:50").await, [2]);
+    assert_eq!(claimed_rows(&store, "x:50").await, [2]);
     assert_eq!(database.rows(TABLE)[1].lease_losses, 1, "its delivery was never started");
     let retry = RowUpdate { status: OutboxStatus::Retry, attempts: Some(1), ..done(2) };
     assert_eq!(store.settle(&["x:50".to_owned()], &[retry]).await.unwrap().applied, HashSet::from([2]));
@@ -193,7 +193,7 @@ async fn rows_that_lost_a_lease_are_taken_in_a_group_then_alone_and_are_dead_aft
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_table_has_one_owner_and_its_generation_fences_the_elder() {
+async fn a_table_has_one_owner_and_its_generation_fences_the_previous_one() {
     let database = MemoryDatabase::new();
     let store = open(&database, Mode::SingleNode).await;
     write(&store, [event("a")]).await;
@@ -218,23 +218,23 @@ async fn a_dead_head_blocks_its_key_or_is_skipped() {
         let database = MemoryDatabase::new();
         let store = open(&database, Mode::Ordered(dead_head)).await;
         write(&store, [of_key("a1", "a"), of_key("a2", "a"), of_key("a3", "a"), of_key("b1", "b")]).await;
-        assert_eq!(taken(&store, "x:1").await, [1, 2, 3, 4]);
+        assert_eq!(claimed_rows(&store, "x:1").await, [1, 2, 3, 4]);
         let claim_id = ["x:1".to_owned()];
         assert_eq!(store.settle(&claim_id, &[dead(1), done(4)]).await.unwrap().applied, HashSet::from([1, 4]));
         store.release(&LeaseSet::Rows { claim_ids: &claim_id, rows: &[2, 3] }).await.unwrap();
-        assert_eq!(taken(&store, "x:2").await, after);
+        assert_eq!(claimed_rows(&store, "x:2").await, after);
         assert!(store.discard("a1").await.unwrap());
         store.release(&LeaseSet::Rows { claim_ids: &["x:2".to_owned()], rows: &[2, 3] }).await.unwrap();
-        assert_eq!(taken(&store, "x:3").await, [2, 3], "nothing is before them any more");
+        assert_eq!(claimed_rows(&store, "x:3").await, [2, 3], "nothing is before them any more");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn operators_see_replay_discard_and_purge_what_they_may() {
+async fn operators_list_replay_discard_and_purge_events() {
     let database = MemoryDatabase::new();
     let store = open(&database, Mode::MultiNode).await;
     write(&store, ["a", "b", "c", "d"].map(event)).await;
-    assert_eq!(taken(&store, "x:1").await, [1, 2, 3, 4]);
+    assert_eq!(claimed_rows(&store, "x:1").await, [1, 2, 3, 4]);
     store.settle(&["x:1".to_owned()], &[dead(1), dead(2), done(3)]).await.unwrap();
     let all = DeadFilter::all();
     assert_eq!(store.count_dead(&all).await.unwrap(), 2);
@@ -254,7 +254,7 @@ async fn operators_see_replay_discard_and_purge_what_they_may() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn other_processes_are_told() {
+async fn a_commit_notifies_other_processes() {
     let database = MemoryDatabase::new();
     let (one, other) = (open(&database, Mode::MultiNode).await, open(&database, Mode::MultiNode).await);
     let wakeup = Wakeup::default();
@@ -273,11 +273,11 @@ async fn other_processes_are_told() {
     sleep(Duration::from_secs(1)).await;
     let operator = Outbox::new(database.clone()).mode(Mode::WriterOnly).start().await.unwrap();
     let mut transaction = operator.begin().await.unwrap();
-    operator.write(&mut transaction, event("told")).await.unwrap();
+    operator.write(&mut transaction, event("notified")).await.unwrap();
     transaction.commit().await.unwrap();
     // Long before the next poll.
     sleep(Duration::from_millis(20)).await;
-    assert_eq!(*seen.lock().unwrap(), ["told"]);
+    assert_eq!(*seen.lock().unwrap(), ["notified"]);
     reader.close().await;
 }
 
@@ -299,7 +299,7 @@ async fn dead_events_are_replayed_through_the_outbox() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_recording_hook_knows_what_was_called_in_which_order() {
+async fn a_recording_hook_returns_its_calls_in_order() {
     let hook = RecordingHook::new();
     let outbox = Outbox::new(MemoryDatabase::new()).mode(Mode::WriterOnly).hook(hook.clone()).start().await.unwrap();
     let (one, two) = (event("one").build().unwrap(), event("two").build().unwrap());

@@ -69,7 +69,7 @@ fn ours(metadata: &Value) -> BTreeMap<String, BTreeSet<String>> {
 }
 
 #[test]
-fn arrows_point_one_way() {
+fn crates_depend_only_on_allowed_crates() {
     let arrows: BTreeMap<_, _> = ARROWS.iter().copied().collect();
     for (name, dependencies) in ours(&metadata()) {
         let allowed = arrows.get(name.as_str()).unwrap_or_else(|| panic!("{name} is not in the list of crates"));
@@ -80,7 +80,7 @@ fn arrows_point_one_way() {
 }
 
 #[test]
-fn every_technology_has_its_home() {
+fn each_technology_is_used_only_in_its_crates() {
     for (name, dependencies) in ours(&metadata()) {
         for (technology, homes) in HOMES {
             let knows = dependencies.contains(*technology);
@@ -114,7 +114,7 @@ fn the_library_brings_one_database_and_no_server() {
 }
 
 #[test]
-fn sql_stands_in_posthaste_sql_only() {
+fn only_posthaste_sql_contains_sql() {
     for name in ours(&metadata()).keys().filter(|name| *name != "posthaste-sql") {
         for file in sources(&workspace().join("crates").join(name).join("src")) {
             let source = std::fs::read_to_string(&file).expect("a source file");

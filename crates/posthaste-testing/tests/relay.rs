@@ -172,17 +172,17 @@ impl Source for Slow {
         self.source.settle(settlements).await
     }
 
-    async fn renew(&self, held: &[&Claimed<OutboxItem>]) -> Result<Vec<Settled>, StoreError> {
+    async fn renew(&self, claimed: &[&Claimed<OutboxItem>]) -> Result<Vec<Settled>, StoreError> {
         let wait = std::mem::take(&mut *self.renewal_arrives_after.lock().unwrap());
         sleep(wait).await;
         if strikes(&self.faults.failed_renewals) {
             return Err(failed(FaultKind::Transient));
         }
-        self.source.renew(held).await
+        self.source.renew(claimed).await
     }
 
-    async fn release(&self, held: &[&Claimed<OutboxItem>]) -> Result<(), StoreError> {
-        self.source.release(held).await
+    async fn release(&self, claimed: &[&Claimed<OutboxItem>]) -> Result<(), StoreError> {
+        self.source.release(claimed).await
     }
 
     async fn close(&self) -> Result<(), StoreError> {
@@ -214,7 +214,7 @@ fn label(item: &OutboxItem) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wake_up_and_not_the_poll_brings_a_new_item() {
+async fn a_wakeup_delivers_a_new_item_without_waiting_for_the_poll() {
     let (rows, sink) = (Rows::new().await, RecordingSink::accepting());
     let running = Running::start(&rows, &sink, options()).await;
     sleep(Duration::from_secs(60)).await;
@@ -227,7 +227,7 @@ async fn a_wake_up_and_not_the_poll_brings_a_new_item() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_delayed_item_comes_when_it_is_due_and_not_before() {
+async fn a_delayed_item_is_delivered_when_it_is_due_and_not_before() {
     let (rows, sink) = (Rows::new().await, RecordingSink::accepting());
     rows.insert("later", None, Duration::from_secs(90)).await;
     let before = Instant::now();
@@ -238,7 +238,7 @@ async fn a_delayed_item_comes_when_it_is_due_and_not_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_hanging_item_never_holds_the_others() {
+async fn one_hanging_item_does_not_delay_the_others() {
     let rows = Rows::new().await;
     let sink = RecordingSink::answering(|item, _| {
         let hangs = label(item) == "hangs";
@@ -356,7 +356,7 @@ async fn an_item_of_a_key_waits_for_the_one_before_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_endless_wait_is_a_long_one() {
+async fn an_endless_snooze_does_not_stop_the_relay() {
     let rows = Rows::new().await;
     let sink = RecordingSink::answering(|item, _| {
         let never = label(item) == "never";
@@ -377,7 +377,7 @@ async fn an_endless_wait_is_a_long_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_was_long_on_its_way_is_renewed_before_it_ends() {
+async fn a_slow_claim_is_renewed_before_its_lease_ends() {
     let rows = Rows::new().await;
     let (sink, other) = (taking(Duration::from_secs(20)), RecordingSink::accepting());
     let source = rows.open().await.dispatcher_source();
@@ -397,7 +397,7 @@ async fn a_claim_that_was_long_on_its_way_is_renewed_before_it_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_ends_where_somebody_else_took_its_head() {
+async fn a_run_of_a_key_stops_when_another_node_claimed_its_head() {
     let rows = Rows::new().await;
     rows.insert("a1", Some("a"), Duration::ZERO).await;
     rows.insert("a2", Some("a"), Duration::ZERO).await;
@@ -421,7 +421,7 @@ async fn a_run_ends_where_somebody_else_took_its_head() {
 
 /// Nobody waits for the marks of what came in hot, and each statement costs a server as much as a mark.
 #[tokio::test(start_paused = true)]
-async fn what_comes_in_hot_one_after_the_other_is_settled_in_groups() {
+async fn hot_items_are_settled_in_groups() {
     let (rows, sink) = (Rows::new().await, RecordingSink::accepting());
     rows.insert_many("hot", 100, None, Duration::ZERO).await;
     let source = rows.open().await.dispatcher_source();
@@ -446,7 +446,7 @@ async fn what_comes_in_hot_one_after_the_other_is_settled_in_groups() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_new_is_started_while_outcomes_cannot_be_recorded() {
+async fn no_delivery_starts_while_settlements_fail() {
     let rows = Rows::new().await;
     let sink = taking(Duration::from_millis(10));
     rows.insert_many("item", 1_000, None, Duration::ZERO).await;
@@ -466,7 +466,7 @@ async fn nothing_new_is_started_while_outcomes_cannot_be_recorded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_delivered_and_not_recorded_is_bounded_while_a_settlement_hangs() {
+async fn unsettled_deliveries_are_bounded_while_a_settlement_hangs() {
     let (rows, sink) = (Rows::new().await, RecordingSink::accepting());
     rows.insert_many("item", 2_000, None, Duration::ZERO).await;
     let source = rows.open().await.dispatcher_source();
@@ -479,7 +479,7 @@ async fn what_is_delivered_and_not_recorded_is_bounded_while_a_settlement_hangs(
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_new_is_started_while_leases_cannot_be_renewed() {
+async fn no_delivery_starts_while_renewals_fail() {
     let rows = Rows::new().await;
     let sink = taking(Duration::from_secs(1));
     rows.insert_many("item", 100, None, Duration::ZERO).await;
@@ -499,7 +499,7 @@ async fn nothing_new_is_started_while_leases_cannot_be_renewed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_panics_is_made_again() {
+async fn a_panicking_claim_is_retried() {
     let (rows, sink) = (Rows::new().await, RecordingSink::accepting());
     rows.insert_many("item", 3, None, Duration::ZERO).await;
     let slow = Slow::new(rows.open().await.dispatcher_source());
@@ -510,7 +510,7 @@ async fn a_claim_that_panics_is_made_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outcome_that_the_store_refuses_is_kept_and_recorded_when_it_no_longer_does() {
+async fn a_refused_settlement_is_retried_until_the_store_accepts_it() {
     let (rows, sink) = (Rows::new().await, RecordingSink::accepting());
     rows.insert_many("fine", 10, None, Duration::ZERO).await;
     rows.insert_many("refused", 2, None, Duration::ZERO).await;

@@ -68,7 +68,7 @@ async fn every_call_gets_a_mariadb_database_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_postgresql_keeps_its_commits_through_crashes_and_goes_when_dropped() {
+async fn a_postgresql_keeps_its_commits_through_crashes_and_is_removed_when_dropped() {
     let mut server = Postgres::start().await;
     let url = server.url().to_owned();
     let folder = data_folder(&url).await;
@@ -93,7 +93,7 @@ async fn a_postgresql_keeps_its_commits_through_crashes_and_goes_when_dropped() 
 }
 
 #[tokio::test]
-async fn a_mariadb_keeps_its_commits_through_crashes_and_goes_when_dropped() {
+async fn a_mariadb_keeps_its_commits_through_crashes_and_is_removed_when_dropped() {
     let mut server = MariaDb::start().await;
     let url = server.url().to_owned();
     let folder = data_folder(&url).await;
@@ -117,7 +117,7 @@ async fn a_mariadb_keeps_its_commits_through_crashes_and_goes_when_dropped() {
 
 /// The test runs itself as a process of its own, lets that start one server of every kind, and kills it.
 #[tokio::test]
-async fn the_servers_go_when_the_process_is_killed() {
+async fn the_servers_are_removed_when_the_process_is_killed() {
     const VICTIM: &str = "POSTHASTE_TEST_VICTIM";
     if std::env::var_os(VICTIM).is_some() {
         let (postgres, mariadb) = (Postgres::start().await, MariaDb::start().await);
@@ -129,7 +129,7 @@ async fn the_servers_go_when_the_process_is_killed() {
         return;
     }
     let mut victim = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "the_servers_go_when_the_process_is_killed", "--nocapture"])
+        .args(["--exact", "the_servers_are_removed_when_the_process_is_killed", "--nocapture"])
         .env(VICTIM, "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -226,7 +226,7 @@ async fn the_url_of_a_cutter_differs_in_its_port_alone() {
 }
 
 #[tokio::test]
-async fn a_cut_takes_one_connection_and_waits_for_the_server() {
+async fn a_cut_closes_one_connection_and_waits_for_the_server() {
     let (listener, cutter) = played().await;
     let (mut client, mut server) = connect(&listener, &cutter).await;
     let (mut other_client, mut other_server) = connect(&listener, &cutter).await;
@@ -249,7 +249,7 @@ async fn a_cut_takes_one_connection_and_waits_for_the_server() {
 }
 
 #[tokio::test]
-async fn what_is_swallowed_never_arrives() {
+async fn swallowed_data_never_reaches_the_server() {
     let (listener, cutter) = played().await;
     let (mut client, mut server) = connect(&listener, &cutter).await;
     cutter.cut_when_sent(b"COMMIT", Keep::Swallowed);
@@ -261,7 +261,7 @@ async fn what_is_swallowed_never_arrives() {
 }
 
 #[tokio::test]
-async fn cut_all_closes_every_connection_and_lets_new_ones_in() {
+async fn cut_all_closes_every_connection_and_accepts_new_ones() {
     let (listener, cutter) = played().await;
     let (mut first, mut first_server) = connect(&listener, &cutter).await;
     let (mut second, mut second_server) = connect(&listener, &cutter).await;
@@ -284,7 +284,7 @@ async fn cut_all_closes_every_connection_and_lets_new_ones_in() {
 }
 
 #[tokio::test]
-async fn a_cutter_passes_on_that_its_server_is_down_and_what_ends_in_halves() {
+async fn a_cutter_forwards_half_closed_connections_and_a_server_that_is_down() {
     let (listener, cutter) = played().await;
     let (mut client, mut server) = connect(&listener, &cutter).await;
     client.write_all(b"last words").await.unwrap();

@@ -45,17 +45,17 @@ fn every_seed_keeps_the_promises_on_many_nodes() {
 }
 
 #[test]
-fn every_seed_keeps_the_promises_in_order_where_the_dead_block() {
+fn every_seed_keeps_the_promises_in_order_where_dead_events_block() {
     every_seed_keeps_the_promises(Mode::Ordered(DeadHead::Block));
 }
 
 #[test]
-fn every_seed_keeps_the_promises_in_order_where_the_dead_are_skipped() {
+fn every_seed_keeps_the_promises_in_order_where_dead_events_are_skipped() {
     every_seed_keeps_the_promises(Mode::Ordered(DeadHead::Skip));
 }
 
 #[test]
-fn a_seed_repeats_itself() {
+fn a_seed_reproduces_its_run() {
     for mode in MODES {
         let run = || simulate(42, mode, Sabotage::None).unwrap_or_else(|violation| panic!("{mode:?}: {violation}"));
         assert_eq!(run(), run(), "{mode:?}");
@@ -71,7 +71,7 @@ fn caught(mode: Mode, sabotage: Sabotage, seeds: u64, words: &str) -> usize {
 // Not every seed shows it: the second delivery of one may fail, or be excused by a lease that the storm took.
 
 #[test]
-fn the_checker_sees_what_is_lost_and_what_was_never_committed() {
+fn the_checker_finds_lost_and_uncommitted_events() {
     for mode in MODES {
         assert!(caught(mode, Sabotage::LoseOne, 40, "is lost") >= 30, "{mode:?}");
         assert!(caught(mode, Sabotage::CommitRollbacks, 40, "never committed") >= 10, "{mode:?}");
@@ -79,7 +79,7 @@ fn the_checker_sees_what_is_lost_and_what_was_never_committed() {
 }
 
 #[test]
-fn the_checker_sees_what_is_claimed_twice_or_out_of_order() {
+fn the_checker_finds_double_claims_and_broken_order() {
     for mode in MODES.into_iter().filter(|mode| mode.leases_rows()) {
         assert!(caught(mode, Sabotage::ClaimOneTwice, 40, "and again by") >= 20, "{mode:?}");
     }
@@ -89,7 +89,7 @@ fn the_checker_sees_what_is_claimed_twice_or_out_of_order() {
 }
 
 #[test]
-fn the_checker_sees_who_ignores_the_fence() {
+fn the_checker_finds_ignored_fencing_tokens() {
     assert!(caught(Mode::SingleNode, Sabotage::IgnoreFence, 40, "past its lease") >= 20);
     for mode in MODES.into_iter().filter(|mode| mode.leases_rows()) {
         assert!(caught(mode, Sabotage::IgnoreFence, 200, "did not hold it") >= 3, "{mode:?}");

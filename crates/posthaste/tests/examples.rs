@@ -24,7 +24,7 @@ async fn the_order_service_on_sqlite_sends_a_mail_for_each_order_that_was_placed
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_order_service_on_two_nodes_tells_the_warehouse_in_order() {
+async fn the_order_service_on_two_nodes_informs_the_warehouse_in_order() {
     let of_orders = order_service_postgres::run(&servers::postgres().await).await.unwrap();
     assert_eq!(of_orders.len(), 20);
     for (order, steps) in of_orders {

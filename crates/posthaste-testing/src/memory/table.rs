@@ -182,8 +182,8 @@ impl MemoryTable {
 
     /// Carries out an update unless the row is finished, or is leased by none of these claims where claims are given.
     pub(super) fn settle(&mut self, update: &RowUpdate, claim_ids: Option<&[String]>, now: i64) -> bool {
-        let is_held = |row: &Row| row.is_pending() && claim_ids.is_none_or(|claim_ids| row.is_claimed_by(claim_ids));
-        let applies = self.row(update.seq).is_some_and(is_held);
+        let is_claimed = |row: &Row| row.is_pending() && claim_ids.is_none_or(|claim_ids| row.is_claimed_by(claim_ids));
+        let applies = self.row(update.seq).is_some_and(is_claimed);
         if applies {
             self.change(update.seq, |row| row.apply(update, now));
         }

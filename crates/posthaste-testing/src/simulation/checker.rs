@@ -93,10 +93,10 @@ struct Delivery {
 /// What befell one process.
 #[derive(Default)]
 struct NodeRecord {
-    fell: bool,
+    crashed: bool,
     freezes: Vec<(Instant, Instant)>,
     /// What its locks begin with.
-    lane: Option<String>,
+    claim_prefix: Option<String>,
     /// As whom it owns the table.
     owner: Option<String>,
 }
@@ -105,9 +105,9 @@ impl NodeRecord {
     /// Whether a delivery that it started then may come again.
     fn was_hit_since(&self, started: Instant) -> bool {
         let since = self.freezes.iter().filter(|(_, until)| *until > started);
-        let stood_still: Duration = since.map(|(from, until)| *until - *from).sum();
+        let paused_for: Duration = since.map(|(from, until)| *until - *from).sum();
         // Less than that costs one renewal at most, and two of three may fail.
-        self.fell || stood_still > LEASE / 3
+        self.crashed || paused_for > LEASE / 3
     }
 }
 
@@ -135,9 +135,9 @@ impl Ledger {
         self.events.entry(seq).or_default()
     }
 
-    pub(super) fn fell(&mut self, node: usize) {
+    pub(super) fn crashed(&mut self, node: usize) {
         self.crashes += 1;
-        self.nodes.entry(node).or_default().fell = true;
+        self.nodes.entry(node).or_default().crashed = true;
     }
 
     pub(super) fn froze(&mut self, node: usize, until: Instant) {
@@ -156,9 +156,9 @@ impl Ledger {
     }
 
     /// A lock begins with what is the same for all locks of a process.
-    pub(super) fn locks_with(&mut self, node: usize, claim_id: &str) {
-        let lane = claim_id.split(':').next().unwrap_or_default();
-        self.nodes.entry(node).or_default().lane.get_or_insert_with(|| lane.to_owned());
+    pub(super) fn note_claim_prefix(&mut self, node: usize, claim_id: &str) {
+        let claim_prefix = claim_id.split(':').next().unwrap_or_default();
+        self.nodes.entry(node).or_default().claim_prefix.get_or_insert_with(|| claim_prefix.to_owned());
     }
 
     pub(super) fn claimed(&mut self, seq: i64, claim_id: &str, must_precede: Vec<i64>) {
@@ -202,7 +202,7 @@ impl Ledger {
         let owner = self.owner.clone();
         let event = self.event(seq);
         let miscounted = attempts.is_some_and(|attempts| attempts > event.failures);
-        let fence = if mode.leases_rows() { event.claim_id.take() } else { owner };
+        let token = if mode.leases_rows() { event.claim_id.take() } else { owner };
         event.starts = 0;
         match status {
             OutboxStatus::Done => event.done += 1,
@@ -212,7 +212,7 @@ impl Ledger {
         if miscounted {
             self.violation(format!("a failure of event {seq} was counted that never was"));
         }
-        if fence.is_none_or(|fence| !fencing_tokens.contains(&fence)) {
+        if token.is_none_or(|token| !fencing_tokens.contains(&token)) {
             self.violation(format!("event {seq} was settled by somebody who did not hold it"));
         }
     }
@@ -235,7 +235,7 @@ impl Ledger {
         if !self.event(seq).committed {
             self.violation(format!("event {seq} was delivered and never committed"));
         }
-        if !self.holds(node, seq, mode, table, now) {
+        if !self.may_deliver(node, seq, mode, table, now) {
             self.violation(format!("event {seq} was delivered by node {node} past its lease"));
         }
         self.check_repetition(node, seq);
@@ -248,19 +248,21 @@ impl Ledger {
     }
 
     /// Whether this process is the one that may deliver the event now.
-    fn holds(&self, node: usize, seq: i64, mode: Mode, table: &MemoryTable, now: i64) -> bool {
+    fn may_deliver(&self, node: usize, seq: i64, mode: Mode, table: &MemoryTable, now: i64) -> bool {
         let Some(node) = self.nodes.get(&node) else { return false };
         let Some(row) = table.row(seq).filter(|row| row.is_pending()) else { return false };
         match mode.leases_rows() {
             true => {
-                let lane = row.locked_by.as_ref().and_then(|claim_id| claim_id.split(':').next());
-                lane.is_some() && lane == node.lane.as_deref() && now < row.locked_at + LEASE.as_micros() as i64
+                let claim_prefix = row.locked_by.as_ref().and_then(|claim_id| claim_id.split(':').next());
+                claim_prefix.is_some()
+                    && claim_prefix == node.claim_prefix.as_deref()
+                    && now < row.locked_at + LEASE.as_micros() as i64
             }
             false => node.owner.is_some() && table.owner_at(now) == node.owner.as_deref(),
         }
     }
 
-    /// Only a process that fell or stood still excuses that what it delivers is delivered again.
+    /// Only a process that crashed or stood still excuses that what it delivers is delivered again.
     fn check_repetition(&mut self, node: usize, seq: i64) {
         let Some(event) = self.events.get(&seq) else { return };
         let unexcused = event.deliveries.iter().find(|delivery| !self.is_excused(delivery));

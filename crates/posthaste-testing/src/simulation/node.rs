@@ -40,12 +40,12 @@ impl Nodes {
     }
 
     /// Starts anew what has crashed; now and then stops one in good order and starts another.
-    pub(super) async fn replace_fallen(&mut self, chance: &mut fastrand::Rng) -> Result<(), Violation> {
+    pub(super) async fn replace_crashed(&mut self, chance: &mut fastrand::Rng) -> Result<(), Violation> {
         for node in &mut self.nodes {
-            let has_fallen = node.life.has_fallen();
-            if !has_fallen && chance.f64() < 0.01 {
+            let has_crashed = node.life.has_crashed();
+            if !has_crashed && chance.f64() < 0.01 {
                 node.stop().await;
-            } else if !has_fallen {
+            } else if !has_crashed {
                 continue;
             }
             *node = Node::start(&self.world).await?;
@@ -97,15 +97,15 @@ impl Node {
         tokio::select! {
             biased;
             () = self.outbox.close() => {}
-            () = self.life.fell.notified() => {}
-            () = sleep(Duration::from_secs(120)) => self.life.fall(),
+            () = self.life.crashed.notified() => {}
+            () = sleep(Duration::from_secs(120)) => self.life.crash(),
         }
     }
 }
 
 /// The listener of a process with faults.
 async fn deliver(world: World, life: Arc<Life>, event: Arc<Event>) -> Outcome {
-    if life.has_fallen() {
+    if life.has_crashed() {
         std::future::pending::<()>().await;
     }
     let mut delivering = Delivering::start(&world, life.node, event.id());

@@ -199,9 +199,9 @@ impl World {
     }
 
     /// A process died: its transactions will never commit.
-    pub(super) fn fell(&self, node: usize) {
+    pub(super) fn crashed(&self, node: usize) {
         let mut inner = self.lock();
-        inner.ledger.fell(node);
+        inner.ledger.crashed(node);
         inner.writers.retain(|_, (of, _)| *of != node);
     }
 
@@ -211,11 +211,11 @@ impl World {
         let number = self.next_number();
         let mut inner = self.lock();
         for key in keys.iter_mut() {
-            let taken = inner.writers.values().any(|(_, taken)| key.as_ref().is_some_and(|key| taken.contains(key)));
-            key.take_if(|_| taken);
+            let in_use = inner.writers.values().any(|(_, in_use)| key.as_ref().is_some_and(|key| in_use.contains(key)));
+            key.take_if(|_| in_use);
         }
-        let taken = keys.iter().flatten().cloned().collect();
-        inner.writers.insert(number, (node, taken));
+        let in_use = keys.iter().flatten().cloned().collect();
+        inner.writers.insert(number, (node, in_use));
         drop(inner);
         Writing { world: self.clone(), number }
     }
@@ -286,17 +286,17 @@ impl Drop for Delivering {
     }
 }
 
-/// Whether a process still runs. A fallen one takes no further step, wherever it is.
+/// Whether a process still runs. A crashed one takes no further step, wherever it is.
 pub(super) struct Life {
     world: World,
     pub(super) node: usize,
     state: Mutex<LifeState>,
-    pub(super) fell: tokio::sync::Notify,
+    pub(super) crashed: tokio::sync::Notify,
 }
 
 #[derive(Default)]
 struct LifeState {
-    fallen: bool,
+    crashed: bool,
     frozen_until: Option<Instant>,
 }
 
@@ -306,20 +306,20 @@ impl Life {
             world: world.clone(),
             node: world.next_number(),
             state: Mutex::default(),
-            fell: tokio::sync::Notify::new(),
+            crashed: tokio::sync::Notify::new(),
         }
     }
 
-    pub(super) fn has_fallen(&self) -> bool {
-        self.lock().fallen
+    pub(super) fn has_crashed(&self) -> bool {
+        self.lock().crashed
     }
 
-    /// One step of the process: returns unless the process is frozen or has fallen.
+    /// One step of the process: returns unless the process is frozen or has crashed.
     pub(super) async fn step(&self) {
         loop {
             let frozen_until = {
                 let state = self.lock();
-                match state.fallen {
+                match state.crashed {
                     true => None,
                     false => Some(state.frozen_until.filter(|until| Instant::now() < *until)),
                 }
@@ -337,7 +337,7 @@ impl Life {
             self.world.trace(self.node, || format!("{fault:?}"));
         }
         match fault {
-            Fault::Crash => self.fall(),
+            Fault::Crash => self.crash(),
             Fault::Freeze(time) => {
                 let until = Instant::now() + time;
                 self.lock().frozen_until = Some(until);
@@ -348,10 +348,10 @@ impl Life {
         self.step().await;
     }
 
-    pub(super) fn fall(&self) {
-        if !std::mem::replace(&mut self.lock().fallen, true) {
-            self.world.fell(self.node);
-            self.fell.notify_one();
+    pub(super) fn crash(&self) {
+        if !std::mem::replace(&mut self.lock().crashed, true) {
+            self.world.crashed(self.node);
+            self.crashed.notify_one();
         }
     }
 

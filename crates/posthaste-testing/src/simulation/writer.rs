@@ -30,7 +30,7 @@ enum End {
 
 /// Starts a transaction of 1 to 4 events on a node.
 pub(super) fn start(world: &World, node: Node, chance: &mut fastrand::Rng) {
-    if node.life.has_fallen() {
+    if node.life.has_crashed() {
         return;
     }
     let is_keyed = if world.sabotage == Sabotage::ForgetOrder { 1.0 } else { 0.6 };

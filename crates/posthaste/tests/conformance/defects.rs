@@ -13,7 +13,7 @@ use posthaste_core::{Disposition, Settled, Source};
 use tokio::time::Instant;
 
 use crate::harness::{
-    Calls, Database, Gate, Harness, LEASE, Memory, Meters, PATIENCE, Tamper, all_done, claim, claim_soon, claimed_ids,
+    Calls, Database, Gate, Harness, LEASE, Memory, Metrics, PATIENCE, Tamper, all_done, claim, claim_soon, claimed_ids,
     event, event_of, events, node, on_every_database, on_every_store, outbox, row, row_when, settle, settle_all, until,
     watched, write, write_plain, writer,
 };
@@ -23,20 +23,20 @@ on_every_store! {
     z4_ordered_delivers_the_written_sequence_and_nothing_else,
     z5_a_claim_is_sorted_and_every_key_keeps_its_order,
     z6_a_panic_is_a_failed_attempt,
-    z7_a_fresh_row_belongs_to_who_wrote_it,
+    z7_a_new_row_belongs_to_the_node_that_wrote_it,
     z8_after_a_clean_stop_another_node_delivers_at_once,
     z9_a_slow_listener_keeps_its_lease,
     z9_a_late_settlement_changes_nothing_and_is_counted,
     z10_a_node_without_the_listener_leaves_the_event_for_others,
     z13_a_failing_head_blocks_its_own_key_only,
-    z14_when_it_occurred_has_no_effect_on_delivery,
+    z14_occurred_at_has_no_effect_on_delivery,
     z15_dead_events_are_kept_by_default_and_every_mode_purges,
     z16_two_nodes_deliver_each_event_once,
 }
 
 on_every_database! {
     z11_a_backlog_drains_at_full_speed,
-    z12_a_claim_takes_as_long_with_a_million_pending,
+    z12_a_claim_is_as_fast_with_a_million_pending_rows,
 }
 
 /// Counts calls of a listener for `t` that does nothing.
@@ -81,7 +81,7 @@ async fn z1_no_timer_keeps_one_worker_below_fifty_thousand_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn z2_no_timer_is_between_a_commit_and_its_listener() {
+async fn z2_no_timer_delays_a_committed_event() {
     let (starts, mut started) = tokio::sync::mpsc::unbounded_channel();
     let builder = Outbox::new(Memory::start().await.pool().await).on("t", move |_| {
         let _ = starts.send(Instant::now());
@@ -120,7 +120,7 @@ async fn z3_deliveries_equal_events_when_nothing_crashes<H: Harness>(db: H) {
 
 async fn z4_ordered_delivers_the_written_sequence_and_nothing_else<H: Harness>(db: H) {
     let calls = Calls::default();
-    let (pool, book) = watched(&db).await;
+    let (pool, call_log) = watched(&db).await;
     let builder = Outbox::new(pool).ordered().poll_interval(Duration::from_millis(30));
     let outbox = builder.listeners(calls.slow_listeners(Duration::from_millis(1))).start().await.unwrap();
     let mut ids = Vec::new();
@@ -129,19 +129,19 @@ async fn z4_ordered_delivers_the_written_sequence_and_nothing_else<H: Harness>(d
         ids.extend(write(&outbox, &events).await);
     }
     all_done(&outbox, &ids).await;
-    let asked = book.calls("claim").len();
-    until("it has asked again", async || book.calls("claim").len() >= asked + 3).await;
+    let asked = call_log.calls("claim").len();
+    until("it has asked again", async || call_log.calls("claim").len() >= asked + 3).await;
     outbox.close().await;
     assert_eq!(calls.ids(), ids);
 }
 
 async fn z5_a_claim_is_sorted_and_every_key_keeps_its_order<H: Harness>(db: H) {
     let written = write(&writer(&db).await, &events(50)).await;
-    let by_hand = node(&db, Mode::ORDERED).await;
-    let claimed = claim(&by_hand, 50).await;
+    let manual = node(&db, Mode::ORDERED).await;
+    let claimed = claim(&manual, 50).await;
     assert_eq!(claimed_ids(&claimed), written);
-    by_hand.release(&claimed.iter().collect::<Vec<_>>()).await.unwrap();
-    by_hand.close().await.unwrap();
+    manual.release(&claimed.iter().collect::<Vec<_>>()).await.unwrap();
+    manual.close().await.unwrap();
 
     let calls = Calls::default();
     let slow = calls.slow_listeners(Duration::from_millis(1));
@@ -198,7 +198,7 @@ async fn two_busy_nodes<H: Harness>(db: &H, calls: &Calls, time: Duration) -> [O
     nodes.try_into().unwrap_or_else(|_| panic!("two"))
 }
 
-async fn z7_a_fresh_row_belongs_to_who_wrote_it<H: Harness>(db: H) {
+async fn z7_a_new_row_belongs_to_the_node_that_wrote_it<H: Harness>(db: H) {
     let calls = Calls::default();
     let [first, second] = two_busy_nodes(&db, &calls, Duration::from_millis(100)).await;
     let mut ids = Vec::new();
@@ -250,8 +250,8 @@ async fn z9_a_slow_listener_keeps_its_lease<H: Harness>(db: H) {
 }
 
 async fn z9_a_late_settlement_changes_nothing_and_is_counted<H: Harness>(db: H) {
-    let (calls, gate, meters) = (Calls::default(), Gate::closed(), Meters::default());
-    let listening = meters.listening();
+    let (calls, gate, metrics) = (Calls::default(), Gate::closed(), Metrics::default());
+    let listening = metrics.listening();
     let settings = Settings { mode: Mode::MultiNode, cold_queue: 1, ..Settings::default() };
     let builder = Outbox::new(db.pool().await).settings(settings).listeners(calls.gated_listeners(&gate));
     let late = builder.start().await.unwrap();
@@ -265,13 +265,13 @@ async fn z9_a_late_settlement_changes_nothing_and_is_counted<H: Harness>(db: H) 
     let other = node(&db, Mode::MultiNode).await;
     let claimed = claim_soon(&other, 1).await;
     assert_eq!(claimed_ids(&claimed), ids);
-    let taken = row(&late, &ids[0]).await;
+    let claimed_row = row(&late, &ids[0]).await;
     gate.open();
-    until("the loss is counted", async || meters.counter("posthaste_lost_leases_total") == 1).await;
-    assert_eq!(format!("{:?}", row(&late, &ids[0]).await), format!("{taken:?}"));
+    until("the loss is counted", async || metrics.counter("posthaste_lost_leases_total") == 1).await;
+    assert_eq!(format!("{:?}", row(&late, &ids[0]).await), format!("{claimed_row:?}"));
     assert_eq!(settle(&other, &claimed[0], Disposition::Done).await, Settled::Applied);
     late.close().await;
-    assert_eq!((calls.len(), meters.counter("posthaste_dispatch_success_total")), (2, 1));
+    assert_eq!((calls.len(), metrics.counter("posthaste_dispatch_success_total")), (2, 1));
 }
 
 async fn z10_a_node_without_the_listener_leaves_the_event_for_others<H: Harness>(db: H) {
@@ -335,7 +335,7 @@ async fn time_of_a_claim<S: Store>(node: &posthaste_core::outbox::OutboxSource<S
     times[times.len() / 2]
 }
 
-async fn z12_a_claim_takes_as_long_with_a_million_pending<H: Database>(db: H) {
+async fn z12_a_claim_is_as_fast_with_a_million_pending_rows<H: Database>(db: H) {
     drop(writer(&db).await);
     let fill = async |count: u64| {
         let numbers = H::numbers(count);
@@ -389,7 +389,7 @@ async fn z13_a_failing_head_blocks_its_own_key_only<H: Harness>(db: H) {
     assert_eq!(of("2")[3..], ids[2..4]);
 }
 
-async fn z14_when_it_occurred_has_no_effect_on_delivery<H: Harness>(db: H) {
+async fn z14_occurred_at_has_no_effect_on_delivery<H: Harness>(db: H) {
     let calls = Calls::default();
     let seen = calls.clone();
     let retry = RetryPolicy::Fixed { interval: Duration::ZERO, max_attempts: Some(3) };

@@ -12,24 +12,24 @@ use posthaste_core::outbox::{Store, WriteStore};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
-mod by_hand;
+mod manual_claims;
 mod memory;
 mod metrics;
 mod mysql;
 mod postgres;
 mod sqlite;
-mod watched;
+mod watched_store;
 
-pub use by_hand::{
-    CHANNEL_MODES, MODES, Marks, channels, claim, claim_soon, claimed_ids, dispatcher, failure, insert, is_idle, node,
-    retry, settle, settle_all, snooze, table_of, write_to,
+pub use manual_claims::{
+    CHANNEL_MODES, MODES, RowSettler, channels, claim, claim_soon, claimed_ids, dispatcher, failure, insert, is_idle,
+    node, retry, settle, settle_all, snooze, table_of, write_to,
 };
 pub use memory::Memory;
-pub use metrics::Meters;
+pub use metrics::Metrics;
 pub use mysql::MySql;
 pub use postgres::Postgres;
 pub use sqlite::Sqlite;
-pub use watched::{Book, Watched, WatchedPool};
+pub use watched_store::{CallLog, Watched, WatchedPool};
 
 /// How long a test waits for what must happen before it gives up.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -271,10 +271,10 @@ pub async fn writer_of<H: Harness>(db: &H, table: &str) -> Outbox<H::Store> {
     Outbox::new(db.pool().await).mode(Mode::WriterOnly).table(table).start().await.unwrap()
 }
 
-/// A pool whose stores keep book.
-pub async fn watched<H: Harness>(db: &H) -> (WatchedPool<H::Pool>, Book) {
-    let book = Book::default();
-    (WatchedPool { pool: db.pool().await, book: book.clone() }, book)
+/// A pool whose stores keep call_log.
+pub async fn watched<H: Harness>(db: &H) -> (WatchedPool<H::Pool>, CallLog) {
+    let call_log = CallLog::default();
+    (WatchedPool { pool: db.pool().await, call_log: call_log.clone() }, call_log)
 }
 
 /// An event of the type `t`.

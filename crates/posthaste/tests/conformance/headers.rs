@@ -12,8 +12,8 @@ on_every_store! {
 
 on_every_database! {
     n1_headers_are_written_as_json,
-    n2_headers_of_another_program_are_read_with_patience,
-    n2_headers_that_are_no_object_of_texts_are_refused,
+    n2_headers_of_other_programs_are_read_leniently,
+    n2_headers_that_are_not_an_object_of_texts_are_refused,
 }
 
 /// Everything that JSON must escape, and some things that it need not.
@@ -63,7 +63,7 @@ async fn with_headers<H: Database>(db: &H, headers: &str) -> String {
     event.id().to_owned()
 }
 
-async fn n2_headers_of_another_program_are_read_with_patience<H: Database>(db: H) {
+async fn n2_headers_of_other_programs_are_read_leniently<H: Database>(db: H) {
     let outbox = writer(&db).await;
     for (text, expected) in [
         ("{}", &[][..]),
@@ -80,7 +80,7 @@ async fn n2_headers_of_another_program_are_read_with_patience<H: Database>(db: H
     }
 }
 
-async fn n2_headers_that_are_no_object_of_texts_are_refused<H: Database>(db: H) {
+async fn n2_headers_that_are_not_an_object_of_texts_are_refused<H: Database>(db: H) {
     let outbox = writer(&db).await;
     let mut ids = Vec::new();
     for text in [

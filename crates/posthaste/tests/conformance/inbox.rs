@@ -9,8 +9,8 @@ use crate::harness::{DAY, Database, Harness, MySql, Postgres, Sqlite, on_every_d
 
 on_every_database! {
     an_event_has_its_effect_once_for_each_listener,
-    what_is_old_is_forgotten_in_batches,
-    a_word_that_sql_reserves_names_an_inbox,
+    old_entries_are_purged_in_batches,
+    an_inbox_may_be_named_with_a_reserved_word,
 }
 
 /// A database with an inbox.
@@ -98,7 +98,7 @@ async fn an_event_has_its_effect_once_for_each_listener<H: Receiver>(db: H) {
     assert_eq!(counted().await, "3");
 }
 
-async fn what_is_old_is_forgotten_in_batches<H: Receiver>(db: H) {
+async fn old_entries_are_purged_in_batches<H: Receiver>(db: H) {
     let inbox = db.inbox().await;
     let (week_ago, numbers) = (H::received(8 * DAY), H::numbers(5));
     db.execute(&format!("INSERT INTO inbox_event SELECT 'l', concat(n, ''), {week_ago} FROM {numbers}")).await;
@@ -108,7 +108,7 @@ async fn what_is_old_is_forgotten_in_batches<H: Receiver>(db: H) {
     assert_eq!(db.texts("SELECT event_id FROM inbox_event").await, ["young"]);
 }
 
-async fn a_word_that_sql_reserves_names_an_inbox<H: Receiver>(db: H) {
+async fn an_inbox_may_be_named_with_a_reserved_word<H: Receiver>(db: H) {
     let inbox = db.inbox_named("table").await;
     for is_first in [true, false] {
         let mut transaction = H::begin_plain(&db.pool().await).await;

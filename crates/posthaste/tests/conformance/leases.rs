@@ -15,20 +15,20 @@ use crate::harness::{
 };
 
 on_every_store! {
-    what_a_dead_node_held_comes_back_in_groups_and_apart_from_others,
-    a_row_that_ends_four_processes_goes_dead_and_no_other,
-    a_lease_that_no_delivery_can_have_lost_is_not_counted,
+    rows_of_a_crashed_node_are_claimed_in_groups_of_suspects,
+    only_a_row_that_crashes_four_processes_goes_dead,
+    a_lease_lost_before_its_delivery_started_is_not_counted,
     a_claim_whose_answer_was_lost_is_released_before_its_lease_ends,
-    a_lease_from_before_the_clock_was_set_back_is_not_believed,
-    the_end_of_a_lease_is_known_and_nothing_else_is_waited_for,
-    an_attempt_that_came_to_an_end_clears_the_suspicion,
-    what_this_process_holds_it_does_not_claim_again_when_the_databases_clock_jumps,
+    a_lease_from_before_the_clock_was_set_back_is_ignored,
+    next_due_is_the_end_of_another_nodes_lease,
+    a_finished_attempt_clears_the_suspicion,
+    a_process_does_not_reclaim_its_own_rows_after_a_clock_jump,
     nodes_that_drain_together_deliver_everything_once,
 }
 
 on_every_server! {
-    a_claim_waits_for_nobody,
-    a_locked_row_keeps_no_other_from_being_settled_or_renewed,
+    a_claim_skips_locked_rows,
+    a_locked_row_does_not_block_other_settlements_or_renewals,
 }
 
 /// Lets the leases of these rows have ended long ago.
@@ -38,7 +38,7 @@ async fn an_hour_passes<H: Harness>(db: &H, ids: &[&str]) {
     }
 }
 
-async fn what_a_dead_node_held_comes_back_in_groups_and_apart_from_others<H: Harness>(db: H) {
+async fn rows_of_a_crashed_node_are_claimed_in_groups_of_suspects<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let ids: Vec<String> = (0..SUSPECT_GROUP * 2 + 52).map(|number| format!("{number:03}")).collect();
     let all: Vec<&str> = ids.iter().map(String::as_str).collect();
@@ -73,7 +73,7 @@ async fn what_a_dead_node_held_comes_back_in_groups_and_apart_from_others<H: Har
     assert_eq!(row(&outbox, fresh[0]).await.lease_losses, 0);
 }
 
-async fn a_row_that_ends_four_processes_goes_dead_and_no_other<H: Harness>(db: H) {
+async fn only_a_row_that_crashes_four_processes_goes_dead<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let both = ["killer", "innocent"];
     write(&outbox, &both.map(named)).await;
@@ -97,7 +97,7 @@ async fn a_row_that_ends_four_processes_goes_dead_and_no_other<H: Harness>(db: H
 }
 
 /// A claim whose answer is lost again and again, by processes that cannot release it: nobody ever delivered the event.
-async fn a_lease_that_no_delivery_can_have_lost_is_not_counted<H: Harness>(db: H) {
+async fn a_lease_lost_before_its_delivery_started_is_not_counted<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     write(&outbox, &[named("1")]).await;
     let store = db.pool().await.open(TableName::default(), Mode::MultiNode).await.unwrap();
@@ -124,15 +124,15 @@ async fn a_lease_that_no_delivery_can_have_lost_is_not_counted<H: Harness>(db: H
 
 async fn a_claim_whose_answer_was_lost_is_released_before_its_lease_ends<H: Harness>(db: H) {
     for mode in [Mode::MultiNode, Mode::ORDERED] {
-        let (pool, book) = watched(&db).await;
-        book.lose_answers("claim", 2);
+        let (pool, call_log) = watched(&db).await;
+        call_log.lose_answers("claim", 2);
         let calls = Calls::default();
         let table = format!("lost_{}", mode.word());
         let builder = Outbox::new(pool).mode(mode).table(&table).listeners(calls.listeners());
         let outbox = builder.poll_interval(Duration::from_millis(100)).start().await.unwrap();
         let ids = write_plain(&db, &writer_of(&db, &table).await, &[event_of("1"), event_of("2"), event_of("1")]).await;
         calls.wait_for(3).await;
-        assert_eq!(book.lost_answers("claim"), 0, "two claims had no answer");
+        assert_eq!(call_log.lost_answers("claim"), 0, "two claims had no answer");
         all_done(&outbox, &ids).await;
         for id in &ids {
             assert_eq!(row(&outbox, id).await.lease_losses, 0, "{mode:?}");
@@ -143,7 +143,7 @@ async fn a_claim_whose_answer_was_lost_is_released_before_its_lease_ends<H: Harn
 }
 
 /// A node that dies is noticed when its leases end, not at the next poll; and an idle table wakes nobody.
-async fn the_end_of_a_lease_is_known_and_nothing_else_is_waited_for<H: Harness>(db: H) {
+async fn next_due_is_the_end_of_another_nodes_lease<H: Harness>(db: H) {
     for mode in [Mode::MultiNode, Mode::ORDERED] {
         let table = format!("ends_{}", mode.word());
         let outbox = writer_of(&db, &table).await;
@@ -164,7 +164,7 @@ async fn the_end_of_a_lease_is_known_and_nothing_else_is_waited_for<H: Harness>(
     }
 }
 
-async fn a_lease_from_before_the_clock_was_set_back_is_not_believed<H: Harness>(db: H) {
+async fn a_lease_from_before_the_clock_was_set_back_is_ignored<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     write(&outbox, &[named("1")]).await;
     let died = node(&db, Mode::MultiNode).await;
@@ -175,7 +175,7 @@ async fn a_lease_from_before_the_clock_was_set_back_is_not_believed<H: Harness>(
     assert!(claim(&node(&db, Mode::MultiNode).await, 10).await.is_empty(), "the new lease is believed");
 }
 
-async fn an_attempt_that_came_to_an_end_clears_the_suspicion<H: Harness>(db: H) {
+async fn a_finished_attempt_clears_the_suspicion<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     write(&outbox, &["1", "2"].map(named)).await;
     let died = node(&db, Mode::MultiNode).await;
@@ -189,17 +189,17 @@ async fn an_attempt_that_came_to_an_end_clears_the_suspicion<H: Harness>(db: H) 
     assert_eq!(claimed_ids(&claim(&node, 10).await), ["2", "1"], "together with others");
 }
 
-async fn what_this_process_holds_it_does_not_claim_again_when_the_databases_clock_jumps<H: Harness>(db: H) {
+async fn a_process_does_not_reclaim_its_own_rows_after_a_clock_jump<H: Harness>(db: H) {
     write(&writer(&db).await, &[named("1")]).await;
     let node = node(&db, Mode::MultiNode).await;
-    let held = claim(&node, 10).await;
+    let claimed = claim(&node, 10).await;
     an_hour_passes(&db, &["1"]).await;
     assert!(claim(&node, 10).await.is_empty());
-    assert_eq!(node.renew(&[&held[0]]).await.unwrap(), [Settled::Applied]);
-    assert_eq!(settle(&node, &held[0], Disposition::Done).await, Settled::Applied);
+    assert_eq!(node.renew(&[&claimed[0]]).await.unwrap(), [Settled::Applied]);
+    assert_eq!(settle(&node, &claimed[0], Disposition::Done).await, Settled::Applied);
 }
 
-async fn a_claim_waits_for_nobody<H: Database>(db: H) {
+async fn a_claim_skips_locked_rows<H: Database>(db: H) {
     write(&writer(&db).await, &["1", "2"].map(named)).await;
     let node = node(&db, Mode::MultiNode).await;
     // An operator's transaction that changes a row and takes its time.
@@ -212,7 +212,7 @@ async fn a_claim_waits_for_nobody<H: Database>(db: H) {
 }
 
 /// An operator's transaction that has a row and takes its time keeps that row from being recorded, and no other.
-async fn a_locked_row_keeps_no_other_from_being_settled_or_renewed<H: Database>(db: H) {
+async fn a_locked_row_does_not_block_other_settlements_or_renewals<H: Database>(db: H) {
     for mode in [Mode::MultiNode, Mode::ORDERED] {
         let table = format!("locked_{}", mode.word());
         let outbox = writer_of(&db, &table).await;

@@ -12,16 +12,16 @@ use crate::harness::{
 };
 
 on_every_database! {
-    the_dead_are_listed_counted_replayed_and_discarded,
-    what_is_finished_and_old_is_purged_and_nothing_else,
-    the_age_of_the_oldest_is_that_of_what_is_due,
+    dead_events_are_listed_counted_replayed_and_discarded,
+    only_old_finished_rows_are_purged,
+    the_oldest_age_counts_due_rows_only,
 }
 
 fn of(id: &str, event_type: &str, aggregate_type: &str) -> Event {
     Event::text(event_type, "{}").id(id.to_owned()).aggregate(aggregate_type, id).build().unwrap()
 }
 
-async fn the_dead_are_listed_counted_replayed_and_discarded<H: Database>(db: H) {
+async fn dead_events_are_listed_counted_replayed_and_discarded<H: Database>(db: H) {
     drop(db);
     for mode in MODES {
         let db = H::start().await;
@@ -72,7 +72,7 @@ async fn the_dead_are_listed_counted_replayed_and_discarded<H: Database>(db: H) 
     }
 }
 
-async fn what_is_finished_and_old_is_purged_and_nothing_else<H: Database>(db: H) {
+async fn only_old_finished_rows_are_purged<H: Database>(db: H) {
     drop(db);
     for mode in MODES {
         let db = H::start().await;
@@ -110,7 +110,7 @@ async fn what_is_finished_and_old_is_purged_and_nothing_else<H: Database>(db: H)
     }
 }
 
-async fn the_age_of_the_oldest_is_that_of_what_is_due<H: Database>(db: H) {
+async fn the_oldest_age_counts_due_rows_only<H: Database>(db: H) {
     let table = dispatcher(&db, Mode::SingleNode).await;
     let oldest_due = async || table.store().oldest_due().await.unwrap();
     assert_eq!(oldest_due().await, None);

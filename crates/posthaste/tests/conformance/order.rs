@@ -14,14 +14,14 @@ use crate::harness::{
 };
 
 on_every_store! {
-    an_unordered_event_waits_for_nobody,
+    an_event_without_a_key_waits_for_no_other_event,
 }
 
 on_every_database! {
-    a_dead_head_blocks_or_is_passed,
-    what_waits_is_parked_and_comes_back_when_its_head_is_done,
-    a_row_that_somebody_else_finished_holds_nobody_up_for_good,
-    what_waits_behind_a_purged_dead_head_goes_on,
+    a_dead_head_blocks_its_key_or_is_skipped,
+    rows_behind_a_head_are_blocked_until_it_is_done,
+    rows_behind_a_deleted_head_are_unblocked,
+    rows_behind_a_purged_dead_head_are_unblocked,
     order_survives_failures_on_three_nodes_while_events_are_written,
 }
 
@@ -34,7 +34,7 @@ async fn blocked<H: Database>(db: &H) -> Vec<String> {
     db.texts("SELECT event_id FROM outbox_event WHERE blocked ORDER BY seq").await
 }
 
-async fn what_waits_is_parked_and_comes_back_when_its_head_is_done<H: Database>(db: H) {
+async fn rows_behind_a_head_are_blocked_until_it_is_done<H: Database>(db: H) {
     let (one, other) = (node(&db, Mode::ORDERED).await, node(&db, Mode::ORDERED).await);
     write(&writer(&db).await, &["a1", "b1", "a2", "a3", "b2"].map(|id| of_key(id, &id[..1]))).await;
     let head = claim(&one, 1).await;
@@ -54,7 +54,7 @@ async fn what_waits_is_parked_and_comes_back_when_its_head_is_done<H: Database>(
     assert_eq!(claimed_ids(&claim(&one, 10).await), ["a2", "a3"]);
 }
 
-async fn a_dead_head_blocks_or_is_passed<H: Database>(db: H) {
+async fn a_dead_head_blocks_its_key_or_is_skipped<H: Database>(db: H) {
     drop(db);
     for (dead_head, next) in [(DeadHead::Block, &[][..]), (DeadHead::Skip, &["2", "3"])] {
         let db = H::start().await;
@@ -79,7 +79,7 @@ async fn a_dead_head_blocks_or_is_passed<H: Database>(db: H) {
     }
 }
 
-async fn a_row_that_somebody_else_finished_holds_nobody_up_for_good<H: Database>(db: H) {
+async fn rows_behind_a_deleted_head_are_unblocked<H: Database>(db: H) {
     let late = Event::text("t", "{}").id("1".to_owned()).aggregate("order", "k").deliver_after(HOUR).build().unwrap();
     write(&writer(&db).await, &[late, of_key("2", "k")]).await;
     assert!(claim(&node(&db, Mode::ORDERED).await, 10).await.is_empty());
@@ -89,7 +89,7 @@ async fn a_row_that_somebody_else_finished_holds_nobody_up_for_good<H: Database>
     assert_eq!(claimed_ids(&claim(&node(&db, Mode::ORDERED).await, 10).await), ["2"]);
 }
 
-async fn what_waits_behind_a_purged_dead_head_goes_on<H: Database>(db: H) {
+async fn rows_behind_a_purged_dead_head_are_unblocked<H: Database>(db: H) {
     let table = dispatcher(&db, Mode::ORDERED).await;
     let (store, node) = (table.store(), table.dispatcher_source());
     write_to(&table, &["1", "2"].map(|id| of_key(id, "k"))).await;
@@ -101,7 +101,7 @@ async fn what_waits_behind_a_purged_dead_head_goes_on<H: Database>(db: H) {
     assert_eq!(claimed_ids(&claim(&node, 10).await), ["2"]);
 }
 
-async fn an_unordered_event_waits_for_nobody<H: Harness>(db: H) {
+async fn an_event_without_a_key_waits_for_no_other_event<H: Harness>(db: H) {
     write(&writer(&db).await, &["1", "2"].map(named)).await;
     let node = node(&db, Mode::ORDERED).await;
     assert_eq!(claimed_ids(&claim(&node, 1).await), ["1"]);

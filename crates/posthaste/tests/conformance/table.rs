@@ -16,22 +16,22 @@ use crate::harness::{
 
 on_every_store! {
     a_table_has_one_kind_of_reader_and_one_mode,
-    ownership_goes_over_when_it_is_given_up,
-    a_source_that_was_dropped_does_not_keep_the_others_from_closing,
-    channels_share_one_table_and_find_each_other,
-    who_writes_or_commits_wakes_who_reads,
-    what_a_standby_writes_is_delivered_soon,
-    what_is_young_is_left_alone_where_that_is_asked_for,
+    ownership_passes_on_when_it_is_released,
+    a_dropped_source_does_not_block_the_release_of_ownership,
+    channels_share_one_table_and_discover_pending_types,
+    a_write_or_a_commit_wakes_the_readers,
+    an_event_written_by_a_standby_is_delivered_soon,
+    skip_recent_leaves_young_rows_unclaimed,
 }
 
 on_every_database! {
-    what_cannot_be_read_goes_dead_and_stops_nobody,
-    a_claim_takes_sixteen_mebibytes_and_says_that_there_is_more,
-    what_is_recorded_is_what_an_operator_reads,
+    undecodable_rows_go_dead_and_the_others_are_claimed,
+    a_claim_stops_at_sixteen_mebibytes_and_reports_more,
+    an_operator_reads_the_outcome_of_every_settlement,
 }
 
 on_every_server! {
-    a_drain_finds_what_was_committed_behind_it,
+    a_drain_finds_rows_committed_behind_its_cursor,
 }
 
 fn of_type(id: &str, event_type: &str) -> Event {
@@ -58,11 +58,11 @@ async fn a_table_has_one_kind_of_reader_and_one_mode<H: Harness>(db: H) {
     assert!(open(TableName::new("hub_event").unwrap(), Reader::Channels, Mode::SingleNode).await.is_none());
 }
 
-async fn ownership_goes_over_when_it_is_given_up<H: Harness>(db: H) {
+async fn ownership_passes_on_when_it_is_released<H: Harness>(db: H) {
     let (one, other) = (channels(&db, Mode::SingleNode).await, channels(&db, Mode::SingleNode).await);
     write_to(&one, &[of_type("1", "a"), of_type("2", "b")]).await;
     let (a, b) = (one.channel_source("a"), one.channel_source("b"));
-    let held = claim(&a, 10).await.remove(0);
+    let claimed = claim(&a, 10).await.remove(0);
     let second = other.channel_source("a");
     let waiting = second.claim(10).await.unwrap();
     assert!(waiting.items.is_empty());
@@ -72,13 +72,13 @@ async fn ownership_goes_over_when_it_is_given_up<H: Harness>(db: H) {
     assert!(claim(&second, 10).await.is_empty(), "b still reads");
     b.close().await.unwrap();
     b.close().await.unwrap();
-    let taken = claim(&second, 10).await.remove(0);
-    assert!(taken.item.generation() > held.item.generation());
-    assert_eq!(settle(&a, &held, Disposition::Done).await, Settled::LostLease);
-    assert_eq!(settle(&second, &taken, Disposition::Done).await, Settled::Applied);
+    let reclaimed = claim(&second, 10).await.remove(0);
+    assert!(reclaimed.item.generation() > claimed.item.generation());
+    assert_eq!(settle(&a, &claimed, Disposition::Done).await, Settled::LostLease);
+    assert_eq!(settle(&second, &reclaimed, Disposition::Done).await, Settled::Applied);
 }
 
-async fn a_source_that_was_dropped_does_not_keep_the_others_from_closing<H: Harness>(db: H) {
+async fn a_dropped_source_does_not_block_the_release_of_ownership<H: Harness>(db: H) {
     let (one, other) = (channels(&db, Mode::SingleNode).await, channels(&db, Mode::SingleNode).await);
     let (a, b) = (one.channel_source("a"), one.channel_source("b"));
     claim(&a, 1).await;
@@ -88,7 +88,7 @@ async fn a_source_that_was_dropped_does_not_keep_the_others_from_closing<H: Harn
     assert!(next.is_some_and(|wait| wait < LEASE / 2), "the other owns it now: {next:?}");
 }
 
-async fn channels_share_one_table_and_find_each_other<H: Harness>(db: H) {
+async fn channels_share_one_table_and_discover_pending_types<H: Harness>(db: H) {
     drop(db);
     for mode in CHANNEL_MODES {
         let db = H::start().await;
@@ -108,7 +108,7 @@ async fn channels_share_one_table_and_find_each_other<H: Harness>(db: H) {
     }
 }
 
-async fn who_writes_or_commits_wakes_who_reads<H: Harness>(db: H) {
+async fn a_write_or_a_commit_wakes_the_readers<H: Harness>(db: H) {
     drop(db);
     for mode in CHANNEL_MODES {
         let db = H::start().await;
@@ -124,7 +124,7 @@ async fn who_writes_or_commits_wakes_who_reads<H: Harness>(db: H) {
     }
 }
 
-async fn what_a_standby_writes_is_delivered_soon<H: Harness>(db: H) {
+async fn an_event_written_by_a_standby_is_delivered_soon<H: Harness>(db: H) {
     let calls = Calls::default();
     let start = async || Outbox::new(db.pool().await).listeners(calls.listeners()).start().await.unwrap();
     let owner = start().await;
@@ -144,7 +144,7 @@ async fn is_signalled<S: Store>(node: &OutboxSource<S>) -> bool {
     tokio::time::timeout(Duration::ZERO, node.wakeup().signalled()).await.is_ok()
 }
 
-async fn what_is_young_is_left_alone_where_that_is_asked_for<H: Harness>(db: H) {
+async fn skip_recent_leaves_young_rows_unclaimed<H: Harness>(db: H) {
     drop(db);
     for mode in MODES {
         let db = H::start().await;
@@ -159,7 +159,7 @@ async fn what_is_young_is_left_alone_where_that_is_asked_for<H: Harness>(db: H) 
     }
 }
 
-async fn what_cannot_be_read_goes_dead_and_stops_nobody<H: Database>(db: H) {
+async fn undecodable_rows_go_dead_and_the_others_are_claimed<H: Database>(db: H) {
     drop(db);
     for mode in MODES {
         let db = H::start().await;
@@ -192,7 +192,7 @@ async fn what_cannot_be_read_goes_dead_and_stops_nobody<H: Database>(db: H) {
     }
 }
 
-async fn a_claim_takes_sixteen_mebibytes_and_says_that_there_is_more<H: Database>(db: H) {
+async fn a_claim_stops_at_sixteen_mebibytes_and_reports_more<H: Database>(db: H) {
     drop(db);
     for mode in MODES {
         let db = H::start().await;
@@ -216,7 +216,7 @@ async fn a_claim_takes_sixteen_mebibytes_and_says_that_there_is_more<H: Database
     }
 }
 
-async fn what_is_recorded_is_what_an_operator_reads<H: Database>(db: H) {
+async fn an_operator_reads_the_outcome_of_every_settlement<H: Database>(db: H) {
     drop(db);
     for mode in MODES {
         let db = H::start().await;
@@ -267,7 +267,7 @@ async fn what_is_recorded_is_what_an_operator_reads<H: Database>(db: H) {
     }
 }
 
-async fn a_drain_finds_what_was_committed_behind_it<H: Harness>(db: H) {
+async fn a_drain_finds_rows_committed_behind_its_cursor<H: Harness>(db: H) {
     drop(db);
     for mode in MODES {
         let db = H::start().await;
@@ -292,6 +292,6 @@ async fn a_drain_finds_what_was_committed_behind_it<H: Harness>(db: H) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drain_in_memory_finds_what_was_committed_behind_it() {
-    a_drain_finds_what_was_committed_behind_it(Memory::start().await).await;
+async fn a_drain_in_memory_finds_rows_committed_behind_its_cursor() {
+    a_drain_finds_rows_committed_behind_its_cursor(Memory::start().await).await;
 }

@@ -9,12 +9,12 @@ use crate::harness::{
 };
 
 on_every_store! {
-    a_text_with_the_character_zero_is_a_text_on_every_way,
+    a_text_with_nul_is_delivered_unchanged_on_every_path,
     the_longest_names_are_kept_in_every_mode,
 }
 
 /// By the hot path, by the table, and when it is replayed, whatever the mode.
-async fn a_text_with_the_character_zero_is_a_text_on_every_way<H: Harness>(db: H) {
+async fn a_text_with_nul_is_delivered_unchanged_on_every_path<H: Harness>(db: H) {
     drop(db);
     for mode in [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED] {
         let db = H::start().await;
@@ -86,7 +86,7 @@ async fn the_longest_names_are_kept_in_every_mode<H: Harness>(db: H) {
 }
 
 #[test]
-fn the_character_zero_is_refused_in_every_short_text() {
+fn nul_is_refused_in_every_short_field() {
     for (field, event) in with_each_field("a\0b") {
         let error = event.build().unwrap_err();
         assert_eq!(error, EventError::Nul { field });

@@ -15,14 +15,14 @@ use crate::harness::{
 };
 
 on_every_store! {
-    c2_a_transaction_is_a_value_and_nothing_ambient,
-    c3_each_end_calls_its_own_callbacks_only,
-    c4_a_failing_callback_does_not_stop_the_others,
-    c5_commit_persists_and_everything_else_discards,
-    c6_a_connection_comes_back_after_either_end,
+    c2_a_transaction_can_move_to_another_task,
+    c3_commit_and_rollback_call_only_their_own_callbacks,
+    c4_a_panicking_callback_does_not_stop_the_others,
+    c5_only_a_commit_persists_events,
+    c6_every_end_of_a_transaction_returns_its_connection,
     c7_a_failing_commit_is_a_rollback,
-    c8_a_begin_that_fails_takes_nothing_with_it,
-    c9_what_a_plain_transaction_commits_is_found,
+    c8_a_failed_begin_leaks_no_connection,
+    c9_events_of_a_plain_transaction_are_delivered_after_its_commit,
 }
 
 on_every_database! {
@@ -47,7 +47,7 @@ async fn c1_the_service_and_its_events_share_one_transaction<H: Database>(db: H)
     }
 }
 
-async fn c2_a_transaction_is_a_value_and_nothing_ambient<H: Harness>(db: H) {
+async fn c2_a_transaction_can_move_to_another_task<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let mut transaction = outbox.begin().await.unwrap();
     let (first, second) = (event(), event());
@@ -65,7 +65,7 @@ async fn c2_a_transaction_is_a_value_and_nothing_ambient<H: Harness>(db: H) {
     }
 }
 
-async fn c3_each_end_calls_its_own_callbacks_only<H: Harness>(db: H) {
+async fn c3_commit_and_rollback_call_only_their_own_callbacks<H: Harness>(db: H) {
     let hook = RecordingHook::new();
     let outbox = Outbox::new(db.pool().await).mode(Mode::WriterOnly).hook(hook.clone()).start().await.unwrap();
     let ends = || {
@@ -101,7 +101,7 @@ impl WriterHook for PanicsOnce {
     }
 }
 
-async fn c4_a_failing_callback_does_not_stop_the_others<H: Harness>(db: H) {
+async fn c4_a_panicking_callback_does_not_stop_the_others<H: Harness>(db: H) {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let hook = PanicsOnce(seen.clone());
     let outbox = Outbox::new(db.pool().await).mode(Mode::WriterOnly).hook(hook).start().await.unwrap();
@@ -114,7 +114,7 @@ async fn c4_a_failing_callback_does_not_stop_the_others<H: Harness>(db: H) {
     assert_eq!(*seen.lock().unwrap_or_else(|poisoned| poisoned.into_inner()), ids);
 }
 
-async fn c5_commit_persists_and_everything_else_discards<H: Harness>(db: H) {
+async fn c5_only_a_commit_persists_events<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let [committed, rolled_back, dropped] = [event(), event(), event()];
     let mut transaction = outbox.begin().await.unwrap();
@@ -133,7 +133,7 @@ async fn c5_commit_persists_and_everything_else_discards<H: Harness>(db: H) {
     }
 }
 
-async fn c6_a_connection_comes_back_after_either_end<H: Harness>(db: H) {
+async fn c6_every_end_of_a_transaction_returns_its_connection<H: Harness>(db: H) {
     // That a second commit or rollback cannot be asked for is shown by a doc test.
     let pool = db.pool().await;
     let outbox = Outbox::new(pool.clone()).mode(Mode::WriterOnly).start().await.unwrap();
@@ -150,14 +150,14 @@ async fn c6_a_connection_comes_back_after_either_end<H: Harness>(db: H) {
 }
 
 async fn c7_a_failing_commit_is_a_rollback<H: Harness>(db: H) {
-    let (pool, book) = watched(&db).await;
+    let (pool, call_log) = watched(&db).await;
     let (connections, hook, calls) = (pool.pool.clone(), RecordingHook::new(), Calls::default());
     let builder = Outbox::new(pool).hook(hook.clone()).listeners(calls.listeners());
     let outbox = builder.start().await.unwrap();
     let lost = events(1);
     let mut transaction = outbox.begin().await.unwrap();
     outbox.write_all(&mut transaction, &lost).await.unwrap();
-    book.refuse("commit", 1);
+    call_log.refuse("commit", 1);
     let error = transaction.commit().await.unwrap_err();
     assert_eq!(error.chain(), "failed to commit: the test said so", "the original error");
     assert_eq!(hook.calls()[2..], [HookCall::AfterRollback(lost.clone())]);
@@ -189,11 +189,11 @@ async fn c7_a_commit_that_postgresql_refuses_is_a_rollback() {
     assert!(outbox.find(event.id()).await.unwrap().is_none());
 }
 
-async fn c8_a_begin_that_fails_takes_nothing_with_it<H: Harness>(db: H) {
-    let (pool, book) = watched(&db).await;
+async fn c8_a_failed_begin_leaks_no_connection<H: Harness>(db: H) {
+    let (pool, call_log) = watched(&db).await;
     let connections = pool.pool.clone();
     let outbox = Outbox::new(pool).mode(Mode::WriterOnly).start().await.unwrap();
-    book.refuse("begin", 10);
+    call_log.refuse("begin", 10);
     for _ in 0..10 {
         assert_eq!(outbox.begin().await.err().unwrap().kind(), FaultKind::Transient);
     }
@@ -201,7 +201,7 @@ async fn c8_a_begin_that_fails_takes_nothing_with_it<H: Harness>(db: H) {
     outbox.begin().await.unwrap().commit().await.unwrap();
 }
 
-async fn c9_what_a_plain_transaction_commits_is_found<H: Harness>(db: H) {
+async fn c9_events_of_a_plain_transaction_are_delivered_after_its_commit<H: Harness>(db: H) {
     let calls = Calls::default();
     let outbox = outbox(&db, &calls, |builder| builder.mode(Mode::MultiNode)).await;
     let pool = db.pool().await;

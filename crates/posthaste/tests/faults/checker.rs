@@ -6,31 +6,31 @@ use crate::node::Entry;
 
 /// How long before a fault a delivery may have ended that is made again after it: it was not recorded yet. The promise is
 /// 100 ms; the rest is for a machine that is busy with other tests.
-const UNRECORDED: u64 = 1_500;
+const UNSETTLED: u64 = 1_500;
 
 /// What the nodes wrote down, each a list in the order in which it happened there.
-pub struct Story {
+pub struct History {
     diaries: Vec<Vec<Entry>>,
     /// When something was done to a node, in milliseconds since 1970.
     pub faults: Vec<u64>,
-    unrecorded: u64,
+    unsettled: u64,
 }
 
-/// What a checked story amounts to.
+/// What a checked history amounts to.
 #[derive(Debug)]
 pub struct Summary {
     pub committed: usize,
     pub duplicates: usize,
 }
 
-impl Story {
+impl History {
     pub fn new(diaries: Vec<Vec<Entry>>, faults: Vec<u64>) -> Self {
-        Self { diaries, faults, unrecorded: UNRECORDED }
+        Self { diaries, faults, unsettled: UNSETTLED }
     }
 
     /// Where a node may have to wait this many milliseconds until it can record anything.
-    pub fn recorded_within(mut self, millis: u64) -> Self {
-        self.unrecorded = millis;
+    pub fn settled_within(mut self, millis: u64) -> Self {
+        self.unsettled = millis;
         self
     }
 
@@ -88,7 +88,7 @@ impl Story {
                 // Either a delivery was cut off, or it ended so shortly before a fault that nobody had recorded it.
                 let explained = match before {
                     None => self.faults.iter().any(|fault| (again[0]..=again[1]).contains(fault)),
-                    Some(end) => self.faults.iter().any(|fault| (*end..=*end + self.unrecorded).contains(fault)),
+                    Some(end) => self.faults.iter().any(|fault| (*end..=*end + self.unsettled).contains(fault)),
                 };
                 assert!(explained, "{id} was delivered again for no reason: {}", self.about(id));
             }

@@ -4,13 +4,13 @@
 //! The service is this very program, started again with [`node::ROLE`] in its environment.
 
 mod checker;
-mod commit;
-mod cut_off;
-mod killed;
+mod commit_cut_off;
+mod cut_off_node;
+mod database_crash;
+mod killed_node;
 mod node;
+mod paused_node;
 mod process;
-mod restarted;
-mod stopped;
 
 /// The service, when this program is started as one; nothing otherwise.
 #[test]

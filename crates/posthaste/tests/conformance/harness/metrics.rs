@@ -10,7 +10,7 @@ use metrics::{
 ///
 /// Clones share what was recorded.
 #[derive(Clone, Default)]
-pub struct Meters(Arc<Mutex<Found>>);
+pub struct Metrics(Arc<Mutex<Found>>);
 
 #[derive(Default)]
 struct Found {
@@ -28,7 +28,7 @@ impl HistogramFn for Samples {
     }
 }
 
-impl Meters {
+impl Metrics {
     /// Records what this thread registers; a test's own future never leaves its thread.
     pub fn listening(&self) -> LocalRecorderGuard<'_> {
         metrics::set_default_local_recorder(self)
@@ -48,7 +48,7 @@ impl Meters {
         found.histograms.get(name).map(|samples| samples.0.lock().unwrap().clone()).unwrap_or_default()
     }
 
-    /// Of all meters, sorted.
+    /// Of all metrics, sorted.
     pub fn names(&self) -> Vec<String> {
         let found = self.0.lock().unwrap();
         let all = found.counters.keys().chain(found.gauges.keys()).chain(found.histograms.keys());
@@ -58,7 +58,7 @@ impl Meters {
     }
 }
 
-impl Recorder for Meters {
+impl Recorder for Metrics {
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}

@@ -8,7 +8,7 @@ use crate::harness::{Calls, Database, Harness, MODES, all_done, event_of, on_eve
 
 on_every_database! {
     listeners_that_block_every_thread_lose_no_lease,
-    a_service_that_holds_its_whole_pool_loses_no_lease,
+    an_exhausted_connection_pool_loses_no_lease,
 }
 
 const SHORT_LEASE: Duration = Duration::from_millis(1_500);
@@ -50,7 +50,7 @@ async fn listeners_that_block_every_thread_lose_no_lease<H: Database>(db: H) {
     }
 }
 
-async fn a_service_that_holds_its_whole_pool_loses_no_lease<H: Database>(db: H) {
+async fn an_exhausted_connection_pool_loses_no_lease<H: Database>(db: H) {
     for mode in MODES {
         let table = format!("exhausted_{}", mode.word());
         let calls = Calls::default();
@@ -62,13 +62,13 @@ async fn a_service_that_holds_its_whole_pool_loses_no_lease<H: Database>(db: H) 
         let ids = write_plain(&db, &writer_of(&db, &table).await, &events).await;
         greedy.committed();
         calls.wait_for(4).await;
-        let mut held = Vec::new();
+        let mut open_transactions = Vec::new();
         for _ in 0..5 {
-            held.push(H::begin_plain(&pool).await);
+            open_transactions.push(H::begin_plain(&pool).await);
         }
         let rival = rival(&db, mode, &table, &calls).await;
         all_done(&rival, &ids).await;
-        drop(held);
+        drop(open_transactions);
         let counts = calls.counts();
         assert!(counts.len() == EVENTS && counts.values().all(|count| *count == 1), "{mode:?}: {counts:?}");
         greedy.close().await;

@@ -9,11 +9,11 @@ use posthaste_core::{Claimed, Delivery, Outcome, Sink, Source};
 use crate::harness::{Harness, Tamper, claim, claimed_ids, events, node, on_every_store, write, writer};
 
 on_every_store! {
-    i1_what_is_claimed_is_not_claimed_again_until_it_is_released,
+    i1_a_claimed_row_is_not_claimed_again_until_it_is_released,
     i2_a_claim_lasts_one_lease,
 }
 
-async fn i1_what_is_claimed_is_not_claimed_again_until_it_is_released<H: Harness>(db: H) {
+async fn i1_a_claimed_row_is_not_claimed_again_until_it_is_released<H: Harness>(db: H) {
     for mode in [Mode::SingleNode, Mode::MultiNode] {
         let db = if mode == Mode::SingleNode { &db } else { &H::start().await };
         let ids = write(&writer(db).await, &events(2)).await;
@@ -64,7 +64,7 @@ fn i3_backoff_doubles_with_jitter_up_to_its_maximum() {
 }
 
 #[tokio::test]
-async fn i3_a_backoff_without_time_is_refused() {
+async fn i3_a_backoff_of_zero_is_refused() {
     for (base, max) in [(Duration::ZERO, Duration::from_secs(1)), (Duration::from_secs(1), Duration::ZERO)] {
         let retry = RetryPolicy::Exponential { base, max, max_attempts: Some(1) };
         let database = posthaste_testing::MemoryDatabase::new();
@@ -81,7 +81,7 @@ async fn outcome(listeners: &Listeners, event: Event) -> Outcome {
 }
 
 #[tokio::test]
-async fn i4_one_listener_for_each_pair_of_types() {
+async fn i4_each_pair_of_types_has_one_listener() {
     let listeners = Listeners::new().on("e", |_| async {}).unwrap();
     let listeners = listeners.on_aggregate("a:b", "c", |_| async {}).unwrap();
     let listeners =

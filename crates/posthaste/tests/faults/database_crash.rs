@@ -5,7 +5,7 @@ use std::time::Duration;
 use posthaste::Mode;
 use posthaste_testing::servers;
 
-use crate::checker::Story;
+use crate::checker::History;
 use crate::node::{Role, now_millis};
 use crate::process::{Node, started, wait_until, written};
 
@@ -34,10 +34,10 @@ async fn a_crash_of_postgres_under_load_loses_nothing() {
             faults.push(now_millis());
         }
         std::fs::write(folder.path().join("enough"), "").unwrap();
-        let story = || Story::new(vec![node.entries()], faults.clone());
+        let history = || History::new(vec![node.entries()], faults.clone());
         node.wait_until("everything is written", written);
-        wait_until("everything that was committed is delivered", || story().is_complete());
-        let summary = story().check();
+        wait_until("everything that was committed is delivered", || history().is_complete());
+        let summary = history().check();
         assert!(summary.committed > 500, "{summary:?}");
         node.stop();
     }

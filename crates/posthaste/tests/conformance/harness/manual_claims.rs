@@ -108,23 +108,23 @@ pub fn snooze(after: Duration) -> Disposition {
 }
 
 /// A store that can be told to record anything about any row, as its single owner.
-pub struct Marks<S> {
+pub struct RowSettler<S> {
     pub store: S,
-    fence: String,
+    fencing_token: String,
 }
 
-impl<S: Store> Marks<S> {
+impl<S: Store> RowSettler<S> {
     pub async fn of<H: Harness<Store = S>>(db: &H) -> Self {
         let store = db.pool().await.open(TableName::default(), Mode::SingleNode).await.unwrap();
         store.register(Reader::Dispatcher, LEASE).await.unwrap();
         let Owner::Us { generation } = store.acquire_ownership("me", LEASE).await.unwrap() else {
             panic!("nobody else is there")
         };
-        Self { store, fence: format!("me:{generation}") }
+        Self { store, fencing_token: format!("me:{generation}") }
     }
 
-    pub async fn mark(&self, seq: i64, disposition: &Disposition) -> bool {
+    pub async fn settle(&self, seq: i64, disposition: &Disposition) -> bool {
         let changes = [RowUpdate::of(seq, 1, disposition)];
-        self.store.settle(std::slice::from_ref(&self.fence), &changes).await.unwrap().applied.contains(&seq)
+        self.store.settle(std::slice::from_ref(&self.fencing_token), &changes).await.unwrap().applied.contains(&seq)
     }
 }

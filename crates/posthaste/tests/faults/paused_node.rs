@@ -5,19 +5,19 @@ use std::time::Duration;
 use posthaste::Mode;
 use posthaste_testing::servers;
 
-use crate::checker::Story;
+use crate::checker::History;
 use crate::node::{Role, now_millis};
 use crate::process::{Node, started, wait_until, written};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_paused_node_repeats_nothing_but_its_own_on_postgres() {
+async fn a_paused_node_repeats_only_its_own_deliveries_on_postgres() {
     for mode in [Mode::MultiNode, Mode::ORDERED] {
         pause(&servers::postgres().await, mode);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_paused_node_repeats_nothing_but_its_own_on_mariadb() {
+async fn a_paused_node_repeats_only_its_own_deliveries_on_mariadb() {
     for mode in [Mode::MultiNode, Mode::ORDERED] {
         pause(&servers::mariadb().await, mode);
     }
@@ -50,10 +50,10 @@ fn pause(url: &str, mode: Mode) {
         faults.push(now_millis());
     }
     std::fs::write(folder.path().join("enough"), "").unwrap();
-    let story = || Story::new(vec![paused.entries(), other.entries()], faults.clone());
+    let history = || History::new(vec![paused.entries(), other.entries()], faults.clone());
     paused.wait_until("everything is written", written);
-    wait_until("everything that was committed is delivered", || story().is_complete());
-    let summary = story().check();
+    wait_until("everything that was committed is delivered", || history().is_complete());
+    let summary = history().check();
     paused.stop();
     other.stop();
     // At most what its four workers had in hand, and what they had ended and not recorded, each time.

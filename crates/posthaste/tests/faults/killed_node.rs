@@ -5,7 +5,7 @@ use std::time::Duration;
 use posthaste::Mode;
 use posthaste_testing::servers;
 
-use crate::checker::Story;
+use crate::checker::History;
 use crate::node::{Entry, Role, now_millis};
 use crate::process::{Node, read, started, wait_until, written};
 
@@ -20,9 +20,9 @@ fn lease(url: &str) -> Duration {
 }
 
 /// What the nodes wrote, checked with what their database may make them wait.
-fn told(url: &str, diaries: Vec<Vec<Entry>>, faults: Vec<u64>) -> Story {
-    let story = Story::new(diaries, faults);
-    if url.starts_with("sqlite") { story.recorded_within(LEASE_OF_A_FILE.as_millis() as u64) } else { story }
+fn history_of(url: &str, diaries: Vec<Vec<Entry>>, faults: Vec<u64>) -> History {
+    let history = History::new(diaries, faults);
+    if url.starts_with("sqlite") { history.settled_within(LEASE_OF_A_FILE.as_millis() as u64) } else { history }
 }
 
 fn role(url: &str, folder: &std::path::Path, name: &str, mode: Mode, writes: u32) -> Role {
@@ -40,7 +40,7 @@ fn role(url: &str, folder: &std::path::Path, name: &str, mode: Mode, writes: u32
 }
 
 /// One node writes and delivers all the time, the other is killed while it does, and started again.
-fn kill_again_and_again(url: &str, mode: Mode) -> Story {
+fn kill_again_and_again(url: &str, mode: Mode) -> History {
     let folder = tempfile::tempdir().unwrap();
     let steady = role(url, folder.path(), "steady", mode, u32::MAX);
     let survivor = Node::start(&steady);
@@ -54,17 +54,17 @@ fn kill_again_and_again(url: &str, mode: Mode) -> Story {
         faults.push(now_millis());
         diaries.push(doomed.diary);
     }
-    let story = || {
+    let history = || {
         let mut all: Vec<_> = diaries.iter().map(read).collect();
         all.push(survivor.entries());
-        told(url, all, faults.clone())
+        history_of(url, all, faults.clone())
     };
     std::fs::write(folder.path().join("enough"), "").unwrap();
     survivor.wait_until("everything is written", written);
-    wait_until("everything that was committed is delivered", || story().is_complete());
-    let story = story();
+    wait_until("everything that was committed is delivered", || history().is_complete());
+    let history = history();
     survivor.stop();
-    story
+    history
 }
 
 fn check_killed(url: &str) {
@@ -93,17 +93,17 @@ async fn a_killed_node_loses_nothing_on_sqlite() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn order_outlives_a_killed_node_on_postgres() {
+async fn order_survives_a_killed_node_on_postgres() {
     check_order_of_killed(&servers::postgres().await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn order_outlives_a_killed_node_on_mariadb() {
+async fn order_survives_a_killed_node_on_mariadb() {
     check_order_of_killed(&servers::mariadb().await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn order_outlives_a_killed_node_on_sqlite() {
+async fn order_survives_a_killed_node_on_sqlite() {
     check_order_of_killed(&sqlite(&tempfile::tempdir().unwrap()));
 }
 
@@ -121,24 +121,24 @@ fn check_order_of_killed(url: &str) {
         faults.push(now_millis());
         diaries.push(doomed.diary);
     }
-    let story = || {
+    let history = || {
         let mut all: Vec<_> = diaries.iter().map(read).collect();
         all.push(survivor.entries());
-        told(url, all, faults.clone())
+        history_of(url, all, faults.clone())
     };
     std::fs::write(folder.path().join("enough"), "").unwrap();
     survivor.wait_until("everything is written", written);
-    wait_until("everything that was committed is delivered", || story().is_complete());
-    let story = story();
+    wait_until("everything that was committed is delivered", || history().is_complete());
+    let history = history();
     survivor.stop();
-    story.check();
-    story.check_order();
+    history.check();
+    history.check_order();
 }
 
 /// Killed between the claim and the settlement, in the middle of a batch: what was done stays done, the rest is done by
 /// the other.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_killed_in_the_middle_of_a_batch_leaves_the_rest_to_the_next() {
+async fn a_node_killed_in_the_middle_of_a_batch_leaves_the_rest_to_another_node() {
     let url = servers::postgres().await;
     let folder = tempfile::tempdir().unwrap();
     let mut first = role(&url, folder.path(), "first", Mode::MultiNode, 200);
@@ -150,9 +150,9 @@ async fn a_node_killed_in_the_middle_of_a_batch_leaves_the_rest_to_the_next() {
     let at = now_millis();
     let second = role(&url, folder.path(), "second", Mode::MultiNode, 0);
     let other = Node::start(&second);
-    let story = || Story::new(vec![read(&first.diary), other.entries()], vec![at]);
-    wait_until("everything that was committed is delivered", || story().is_complete());
-    let summary = story().check();
+    let history = || History::new(vec![read(&first.diary), other.entries()], vec![at]);
+    wait_until("everything that was committed is delivered", || history().is_complete());
+    let summary = history().check();
     other.stop();
     assert_eq!(summary.committed, 180);
     // Four workers were at it, and what they had ended in the last moment may not have been recorded.

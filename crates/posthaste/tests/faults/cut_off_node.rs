@@ -127,7 +127,7 @@ async fn lost_answers<S: Store, P: Pool<S> + Clone>(direct: P, proxied: P, cutte
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_postgres_that_is_away_for_longer_than_a_lease_repeats_only_what_was_in_flight() {
+async fn losing_postgres_for_longer_than_a_lease_repeats_only_deliveries_in_flight() {
     for mode in MODES {
         let (url, cutter) = postgres().await;
         away(PgPool::connect(&url).await.unwrap(), PgPool::connect(cutter.url()).await.unwrap(), &cutter, mode).await;
@@ -135,7 +135,7 @@ async fn a_postgres_that_is_away_for_longer_than_a_lease_repeats_only_what_was_i
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_mariadb_that_is_away_for_longer_than_a_lease_repeats_only_what_was_in_flight() {
+async fn losing_mariadb_for_longer_than_a_lease_repeats_only_deliveries_in_flight() {
     for mode in MODES {
         let (url, cutter) = mariadb().await;
         let (direct, proxied) =
@@ -145,7 +145,7 @@ async fn a_mariadb_that_is_away_for_longer_than_a_lease_repeats_only_what_was_in
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_to_postgres_that_stall_are_given_up() {
+async fn stalled_connections_to_postgres_are_replaced() {
     for mode in MODES {
         let (url, cutter) = postgres().await;
         stalled(PgPool::connect(&url).await.unwrap(), PgPool::connect(cutter.url()).await.unwrap(), &cutter, mode)
@@ -154,7 +154,7 @@ async fn connections_to_postgres_that_stall_are_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_to_mariadb_that_stall_are_given_up() {
+async fn stalled_connections_to_mariadb_are_replaced() {
     for mode in MODES {
         let (url, cutter) = mariadb().await;
         let (direct, proxied) =
@@ -164,7 +164,7 @@ async fn connections_to_mariadb_that_stall_are_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_of_postgres_that_are_lost_at_commit_repeat_nothing() {
+async fn lost_commit_answers_of_postgres_repeat_no_delivery() {
     for mode in MODES {
         let (url, cutter) = postgres().await;
         lost_answers(PgPool::connect(&url).await.unwrap(), PgPool::connect(cutter.url()).await.unwrap(), &cutter, mode)
@@ -173,7 +173,7 @@ async fn answers_of_postgres_that_are_lost_at_commit_repeat_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_of_mariadb_that_are_lost_at_commit_repeat_nothing() {
+async fn lost_commit_answers_of_mariadb_repeat_no_delivery() {
     for mode in MODES {
         let (url, cutter) = mariadb().await;
         let (direct, proxied) =

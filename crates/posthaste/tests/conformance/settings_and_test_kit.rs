@@ -10,12 +10,12 @@ use posthaste::{
 use posthaste_testing::{HookCall, MemoryDatabase, RecordingHook};
 use serde::Deserialize;
 
-use crate::harness::{Calls, Gate, Harness, Meters, all_done, events, on_every_store, row_when, until, write};
+use crate::harness::{Calls, Gate, Harness, Metrics, all_done, events, on_every_store, row_when, until, write};
 
 on_every_store! {
     p1_an_outbox_is_built_from_settings,
     p3_a_typed_listener_gets_its_payload,
-    p4_metrics_are_on_and_cost_nothing_where_nobody_listens,
+    p4_metrics_need_no_switch_and_no_recorder,
 }
 
 async fn p1_an_outbox_is_built_from_settings<H: Harness>(db: H) {
@@ -117,23 +117,23 @@ async fn p3_a_typed_listener_gets_its_payload<H: Harness>(db: H) {
     }
 }
 
-async fn p4_metrics_are_on_and_cost_nothing_where_nobody_listens<H: Harness>(db: H) {
+async fn p4_metrics_need_no_switch_and_no_recorder<H: Harness>(db: H) {
     let calls = Calls::default();
     let silent = Outbox::new(db.pool().await).table("silent").listeners(calls.listeners()).start().await.unwrap();
     let ids = write(&silent, &events(1)).await;
     all_done(&silent, &ids).await;
     silent.close().await;
     // The recorder is the service's own; nothing has to be switched on.
-    let meters = Meters::default();
-    let listening = meters.listening();
+    let metrics = Metrics::default();
+    let listening = metrics.listening();
     let settings = Settings { metrics_prefix: "shop".to_owned(), ..Settings::default() };
     let builder = Outbox::new(db.pool().await).settings(settings).listeners(calls.listeners());
     let outbox = builder.start().await.unwrap();
     drop(listening);
     write(&outbox, &events(1)).await;
-    until("it is counted", async || meters.counter("shop_dispatch_success_total") == 1).await;
+    until("it is counted", async || metrics.counter("shop_dispatch_success_total") == 1).await;
     outbox.close().await;
-    assert!(meters.names().iter().all(|name| name.starts_with("shop_")));
+    assert!(metrics.names().iter().all(|name| name.starts_with("shop_")));
 }
 
 #[tokio::test]
@@ -158,7 +158,7 @@ async fn p5_a_service_is_tested_without_a_database() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p5_a_test_owns_the_clock() {
+async fn p5_a_test_controls_the_clock() {
     let (database, calls) = (MemoryDatabase::new(), Calls::default());
     let outbox = Outbox::new(database).listeners(calls.listeners()).start().await.unwrap();
     let tomorrow = Event::text("t", "{}").deliver_after(Duration::from_secs(24 * 60 * 60)).build().unwrap();

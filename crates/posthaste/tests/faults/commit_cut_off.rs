@@ -64,7 +64,7 @@ async fn cut_off<S: Store>(pool: impl Pool<S>, cutter: &Cutter, mode: Mode, keep
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_cut_off_on_postgres_is_delivered_if_it_happened_and_only_then() {
+async fn a_commit_cut_off_on_postgres_is_delivered_only_if_it_happened() {
     for mode in [Mode::SingleNode, Mode::MultiNode] {
         for keep in [Keep::Forwarded, Keep::Swallowed] {
             let cutter = Cutter::to(&servers::postgres().await).await;
@@ -75,7 +75,7 @@ async fn a_commit_cut_off_on_postgres_is_delivered_if_it_happened_and_only_then(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_cut_off_on_mariadb_is_delivered_if_it_happened_and_only_then() {
+async fn a_commit_cut_off_on_mariadb_is_delivered_only_if_it_happened() {
     for mode in [Mode::SingleNode, Mode::MultiNode] {
         for keep in [Keep::Forwarded, Keep::Swallowed] {
             let cutter = Cutter::to(&servers::mariadb().await).await;

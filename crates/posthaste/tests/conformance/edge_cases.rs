@@ -12,11 +12,11 @@ use crate::harness::{
 
 on_every_store! {
     a_transaction_of_one_outbox_carries_the_events_of_another,
-    an_event_behind_one_that_cannot_be_read_does_not_pass_it,
-    any_text_of_a_failure_can_be_recorded,
+    an_event_does_not_overtake_an_undecodable_one_of_its_key,
+    any_failure_text_can_be_stored,
     a_standby_takes_over_within_a_second_of_a_clean_stop,
-    a_heavy_hot_queue_leaves_the_rest_to_the_table,
-    a_trace_goes_with_the_event_from_where_it_is_written,
+    events_beyond_the_byte_limit_of_the_hot_queue_are_polled,
+    the_writers_trace_context_is_stored_with_the_event,
 }
 
 /// Two outboxes in one database, and one transaction for the events of both.
@@ -43,7 +43,7 @@ async fn a_transaction_of_one_outbox_carries_the_events_of_another<H: Harness>(d
     }
 }
 
-async fn an_event_behind_one_that_cannot_be_read_does_not_pass_it<H: Harness>(db: H) {
+async fn an_event_does_not_overtake_an_undecodable_one_of_its_key<H: Harness>(db: H) {
     let calls = Calls::default();
     let events: Vec<Event> = (0..3).map(|_| event_of("1")).collect();
     let ids = write(&writer(&db).await, &events).await;
@@ -59,7 +59,7 @@ async fn an_event_behind_one_that_cannot_be_read_does_not_pass_it<H: Harness>(db
     assert_eq!(calls.ids(), [ids[0].clone(), ids[2].clone()]);
 }
 
-async fn any_text_of_a_failure_can_be_recorded<H: Harness>(db: H) {
+async fn any_failure_text_can_be_stored<H: Harness>(db: H) {
     let retry = RetryPolicy::Fixed { interval: Duration::from_millis(1), max_attempts: Some(1) };
     let builder = Outbox::new(db.pool().await).retry(retry).on("t", |event| async move {
         match event.payload().as_bytes() {
@@ -93,7 +93,7 @@ async fn a_standby_takes_over_within_a_second_of_a_clean_stop<H: Harness>(db: H)
     assert_eq!(calls.len(), 2);
 }
 
-async fn a_heavy_hot_queue_leaves_the_rest_to_the_table<H: Harness>(db: H) {
+async fn events_beyond_the_byte_limit_of_the_hot_queue_are_polled<H: Harness>(db: H) {
     let calls = Calls::default();
     let outbox = outbox(&db, &calls, |builder| builder).await;
     let heavy: Vec<Event> = (0..80).map(|_| Event::text("t", "x".repeat(1 << 20)).build().unwrap()).collect();
@@ -140,7 +140,7 @@ impl TraceContext for Trace {
     }
 }
 
-async fn a_trace_goes_with_the_event_from_where_it_is_written<H: Harness>(db: H) {
+async fn the_writers_trace_context_is_stored_with_the_event<H: Harness>(db: H) {
     let (calls, continued) = (Calls::default(), Arc::new(Mutex::new(Vec::new())));
     let trace = Trace(continued.clone());
     let outbox = outbox(&db, &calls, |builder| builder.trace_context(trace)).await;
@@ -157,7 +157,7 @@ async fn a_trace_goes_with_the_event_from_where_it_is_written<H: Harness>(db: H)
 }
 
 /// With a poll that would never come: the hint is what brings it.
-async fn a_writer_elsewhere_wakes_the_reader<H: Harness>(db: H) {
+async fn a_writer_in_another_process_wakes_the_reader<H: Harness>(db: H) {
     for mode in [Mode::MultiNode, Mode::ORDERED] {
         let calls = Calls::default();
         let table = format!("elsewhere_{}", mode.word());
@@ -183,11 +183,11 @@ async fn a_writer_elsewhere_wakes_the_reader<H: Harness>(db: H) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_writer_elsewhere_wakes_the_reader_on_postgresql() {
-    a_writer_elsewhere_wakes_the_reader(Postgres::start().await).await;
+async fn a_writer_in_another_process_wakes_the_reader_on_postgresql() {
+    a_writer_in_another_process_wakes_the_reader(Postgres::start().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_writer_elsewhere_wakes_the_reader_in_memory() {
-    a_writer_elsewhere_wakes_the_reader(Memory::start().await).await;
+async fn a_writer_in_another_process_wakes_the_reader_in_memory() {
+    a_writer_in_another_process_wakes_the_reader(Memory::start().await).await;
 }

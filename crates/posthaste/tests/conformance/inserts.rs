@@ -17,12 +17,12 @@ on_every_store! {
     a_write_is_seen_after_its_commit_and_never_after_a_rollback,
     many_events_are_written_in_order,
     the_largest_payloads_are_written_together,
-    what_is_born_leased_is_nobody_elses,
-    a_delay_is_the_databases_or_the_callers,
+    a_pre_claimed_row_belongs_to_its_writer,
+    a_delay_counts_from_the_databases_clock,
 }
 
 on_every_database! {
-    an_id_is_written_once,
+    a_duplicate_event_id_is_refused,
 }
 
 async fn a_write_is_seen_after_its_commit_and_never_after_a_rollback<H: Harness>(db: H) {
@@ -80,7 +80,7 @@ async fn the_largest_payloads_are_written_together<H: Harness>(db: H) {
     assert!(items.iter().all(|claimed| claimed.item.event.payload().as_bytes().len() == MAX_PAYLOAD));
 }
 
-async fn an_id_is_written_once<H: Database>(db: H) {
+async fn a_duplicate_event_id_is_refused<H: Database>(db: H) {
     let table = dispatcher(&db, Mode::SingleNode).await;
     write_to(&table, &[named("1")]).await;
     let mut transaction = table.store().begin().await.unwrap();
@@ -89,7 +89,7 @@ async fn an_id_is_written_once<H: Database>(db: H) {
     assert!(refused.chain().contains("event_id"), "{}", refused.chain());
 }
 
-async fn what_is_born_leased_is_nobody_elses<H: Harness>(db: H) {
+async fn a_pre_claimed_row_belongs_to_its_writer<H: Harness>(db: H) {
     let table = dispatcher(&db, Mode::MultiNode).await;
     let (store, node) = (table.store(), table.dispatcher_source());
     let mut transaction = store.begin().await.unwrap();
@@ -106,7 +106,7 @@ async fn what_is_born_leased_is_nobody_elses<H: Harness>(db: H) {
     assert_eq!(renewed.applied.into_iter().collect::<Vec<_>>(), [rows[0]], "the other has another claim now");
 }
 
-async fn a_delay_is_the_databases_or_the_callers<H: Harness>(db: H) {
+async fn a_delay_counts_from_the_databases_clock<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let at = (Utc::now() + TimeDelta::hours(2)).trunc_subsecs(6);
     let wait = Duration::from_millis(3_600_250);

@@ -12,10 +12,10 @@ use crate::harness::{
 };
 
 on_every_store! {
-    a_failed_write_that_is_ignored_delivers_nothing_that_did_not_commit,
-    an_event_that_was_written_before_keeps_its_lease_when_the_second_write_fails,
-    a_commit_that_is_dropped_is_carried_through,
-    a_write_that_is_dropped_costs_no_lease,
+    after_an_ignored_write_error_only_committed_events_are_delivered,
+    a_failed_duplicate_write_does_not_release_the_first_event,
+    a_dropped_commit_future_still_commits,
+    a_dropped_write_future_loses_no_lease,
 }
 
 mod on_postgres {
@@ -29,27 +29,27 @@ mod on_mysql {
 const HOT_MODES: [Mode; 2] = [Mode::SingleNode, Mode::MultiNode];
 
 /// On some databases a failed statement spoils its transaction, on others it does not: what commit() says is what happened.
-async fn a_failed_write_that_is_ignored_delivers_nothing_that_did_not_commit<H: Harness>(db: H) {
+async fn after_an_ignored_write_error_only_committed_events_are_delivered<H: Harness>(db: H) {
     for mode in [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED] {
         let (calls, hook) = (Calls::default(), RecordingHook::new());
         let table = format!("ignored_{}", mode.word());
         let builder = Outbox::new(db.pool().await).mode(mode).table(&table).hook(hook.clone());
         let outbox = builder.listeners(calls.listeners()).start().await.unwrap();
-        let (taken, first) = (named("taken"), event());
+        let (existing, first) = (named("existing"), event());
         let mut transaction = outbox.begin().await.unwrap();
-        outbox.write(&mut transaction, &taken).await.unwrap();
+        outbox.write(&mut transaction, &existing).await.unwrap();
         transaction.commit().await.unwrap();
         let mut transaction = outbox.begin().await.unwrap();
         outbox.write(&mut transaction, &first).await.unwrap();
-        assert!(outbox.write(&mut transaction, &taken).await.is_err(), "its id is taken");
+        assert!(outbox.write(&mut transaction, &existing).await.is_err(), "its id is already in use");
         let committed = transaction.commit().await.is_ok();
         assert_eq!(outbox.find(first.id()).await.unwrap().is_some(), committed, "{mode:?}");
-        let told = hook.calls().into_iter().rev().find_map(|call| match call {
+        let reported = hook.calls().into_iter().rev().find_map(|call| match call {
             HookCall::AfterCommit(_) => Some(true),
             HookCall::AfterRollback(_) => Some(false),
             _ => None,
         });
-        assert_eq!(told, Some(committed), "{mode:?}: the hook hears what happened");
+        assert_eq!(reported, Some(committed), "{mode:?}: the hook hears what happened");
         let last = event();
         let mut transaction = outbox.begin().await.unwrap();
         outbox.write(&mut transaction, &last).await.unwrap();
@@ -60,8 +60,8 @@ async fn a_failed_write_that_is_ignored_delivers_nothing_that_did_not_commit<H: 
     }
 }
 
-/// The second write finds the id taken by the first: what the first one handed over is delivered once.
-async fn an_event_that_was_written_before_keeps_its_lease_when_the_second_write_fails<H: Harness>(db: H) {
+/// The second write finds the id existing by the first: what the first one handed over is delivered once.
+async fn a_failed_duplicate_write_does_not_release_the_first_event<H: Harness>(db: H) {
     let calls = Calls::default();
     let slow = calls.slow_listeners(Duration::from_millis(500));
     let builder = Outbox::new(db.pool().await).mode(Mode::MultiNode).poll_interval(Duration::from_millis(20));
@@ -69,7 +69,7 @@ async fn an_event_that_was_written_before_keeps_its_lease_when_the_second_write_
     let (twice, last) = (event(), event());
     let mut transaction = outbox.begin().await.unwrap();
     outbox.write(&mut transaction, &twice).await.unwrap();
-    assert!(outbox.write(&mut transaction, &twice).await.is_err(), "its id is taken");
+    assert!(outbox.write(&mut transaction, &twice).await.is_err(), "its id is already in use");
     let committed = transaction.commit().await.is_ok();
     let mut transaction = outbox.begin().await.unwrap();
     outbox.write(&mut transaction, &last).await.unwrap();
@@ -111,11 +111,11 @@ async fn a_commit_that_the_database_rolled_back_is_an_error(db: Postgres) {
     let (calls, others) = (Calls::default(), Calls::default());
     let outbox = outbox(&db, &calls, |builder| builder.table("one")).await;
     let other = crate::harness::outbox(&db, &others, |builder| builder.table("other")).await;
-    let (taken, mine) = (named("taken"), event());
-    crate::harness::write(&other, std::slice::from_ref(&taken)).await;
+    let (existing, mine) = (named("existing"), event());
+    crate::harness::write(&other, std::slice::from_ref(&existing)).await;
     let mut transaction = outbox.begin().await.unwrap();
     outbox.write(&mut transaction, &mine).await.unwrap();
-    assert!(other.write(&mut transaction, &taken).await.is_err(), "its id is taken");
+    assert!(other.write(&mut transaction, &existing).await.is_err(), "its id is already in use");
     transaction.commit().await.expect_err("PostgreSQL rolled it back");
     outbox.close().await;
     other.close().await;
@@ -169,7 +169,7 @@ async fn all_are_delivered_once<S: Store>(outbox: &Outbox<S>, calls: &Calls, eve
     assert_eq!(counts.len(), there.len(), "nothing else");
 }
 
-async fn a_commit_that_is_dropped_is_carried_through<H: Harness>(db: H) {
+async fn a_dropped_commit_future_still_commits<H: Harness>(db: H) {
     for mode in HOT_MODES {
         let calls = Calls::default();
         let table = format!("dropped_commit_{}", mode.word());
@@ -198,7 +198,7 @@ async fn a_commit_that_is_dropped_is_carried_through<H: Harness>(db: H) {
     }
 }
 
-async fn a_write_that_is_dropped_costs_no_lease<H: Harness>(db: H) {
+async fn a_dropped_write_future_loses_no_lease<H: Harness>(db: H) {
     for mode in HOT_MODES {
         let calls = Calls::default();
         let table = format!("dropped_write_{}", mode.word());

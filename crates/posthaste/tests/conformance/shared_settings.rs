@@ -8,13 +8,13 @@ use crate::harness::{Calls, Database, Harness, on_every_database, on_every_store
 
 on_every_store! {
     a_process_with_another_lease_is_refused,
-    a_process_with_another_rule_for_dead_events_is_refused,
+    a_process_with_another_dead_head_rule_is_refused,
     processes_that_start_at_once_agree,
-    a_process_that_only_writes_records_nothing,
+    a_writer_registers_no_settings,
 }
 
 on_every_database! {
-    a_record_without_a_lease_or_a_rule_gets_one,
+    settings_cleared_by_an_operator_are_set_by_the_next_reader,
 }
 
 const TEN: Duration = Duration::from_secs(10);
@@ -48,7 +48,7 @@ async fn a_process_with_another_lease_is_refused<H: Harness>(db: H) {
     }
 }
 
-async fn a_process_with_another_rule_for_dead_events_is_refused<H: Harness>(db: H) {
+async fn a_process_with_another_dead_head_rule_is_refused<H: Harness>(db: H) {
     assert!(refused(&db, Mode::Ordered(DeadHead::Skip), TEN).await.is_none());
     let error = refused(&db, Mode::Ordered(DeadHead::Block), TEN).await.unwrap();
     assert!(matches!(error, OpenError::OtherDeadHead { asked: "block", .. }), "{error}");
@@ -72,7 +72,7 @@ async fn processes_that_start_at_once_agree<H: Harness>(db: H) {
     }
 }
 
-async fn a_process_that_only_writes_records_nothing<H: Harness>(db: H) {
+async fn a_writer_registers_no_settings<H: Harness>(db: H) {
     let first = writer(&db).await;
     assert!(refused(&db, Mode::Ordered(DeadHead::Skip), TWENTY).await.is_none());
     let second = writer(&db).await;
@@ -81,7 +81,7 @@ async fn a_process_that_only_writes_records_nothing<H: Harness>(db: H) {
 }
 
 /// As an operator leaves it behind who wants another lease or another rule from the next start on.
-async fn a_record_without_a_lease_or_a_rule_gets_one<H: Database>(db: H) {
+async fn settings_cleared_by_an_operator_are_set_by_the_next_reader<H: Database>(db: H) {
     assert!(refused(&db, Mode::Ordered(DeadHead::Skip), TEN).await.is_none());
     db.execute("UPDATE outbox_event_owner SET lease_ms = NULL, dead_head = NULL").await;
     assert!(matches!(refused(&db, Mode::MultiNode, TEN).await, Some(OpenError::OtherMode { .. })));
