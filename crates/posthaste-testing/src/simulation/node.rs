@@ -39,7 +39,7 @@ impl Nodes {
         self.nodes[chance.usize(0..self.nodes.len())].clone()
     }
 
-    /// Starts anew what has crashed; now and then stops one in good order and starts another.
+    /// Replaces every crashed node by a new one. Sometimes stops a running node cleanly and replaces it.
     pub(super) async fn replace_crashed(&mut self, chance: &mut fastrand::Rng) -> Result<(), Violation> {
         for node in &mut self.nodes {
             let has_crashed = node.life.has_crashed();
@@ -93,7 +93,7 @@ impl Node {
     }
 
     async fn stop(&mut self) {
-        // A process that falls while it stops, or takes too long, is killed, as a supervisor would do.
+        // A process that stops too slowly is killed, as a supervisor would do. It may also crash while it stops.
         tokio::select! {
             biased;
             () = self.outbox.close() => {}
@@ -103,7 +103,7 @@ impl Node {
     }
 }
 
-/// The listener of a process with faults.
+/// The listener of a node, with faults.
 async fn deliver(world: World, life: Arc<Life>, event: Arc<Event>) -> Outcome {
     if life.has_crashed() {
         std::future::pending::<()>().await;
@@ -120,7 +120,7 @@ async fn deliver(world: World, life: Arc<Life>, event: Arc<Event>) -> Outcome {
             }
             outcome
         }
-        // Not panic!(): the hook would print thousands of them.
+        // Not panic!(), because the panic hook would print thousands of messages.
         Reaction::Panic => {
             delivering.ended = Ended::Counted;
             std::panic::resume_unwind(Box::new("simulated"))

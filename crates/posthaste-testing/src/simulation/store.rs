@@ -15,13 +15,13 @@ use super::world::{Fault, Life, World};
 use super::{Sabotage, TABLE};
 use crate::{MemoryConnection, MemoryOutbox, MemoryTransaction};
 
-/// The database, as a process with faults reaches it.
+/// The database as a node sees it, with faults.
 pub(super) struct FaultyDatabase {
     pub(super) world: World,
     pub(super) life: Arc<Life>,
 }
 
-/// Its outbox table.
+/// The outbox table of a [`FaultyDatabase`].
 pub(super) struct FaultyStore {
     world: World,
     life: Arc<Life>,
@@ -50,7 +50,7 @@ fn cut_off(kind: FaultKind) -> StoreError {
     StoreError::new("reach the database", kind, "simulated")
 }
 
-/// What may happen on the way to the database.
+/// Injects a fault before a statement.
 async fn on_the_way(world: &World, life: &Life) -> Result<Fault, StoreError> {
     let fault = world.fault();
     life.suffer(fault).await;
@@ -64,7 +64,7 @@ async fn on_the_way(world: &World, life: &Life) -> Result<Fault, StoreError> {
     }
 }
 
-/// What may happen on the way back.
+/// Injects a fault after a statement.
 async fn on_the_way_back(world: &World, life: &Life, before: Fault) -> Result<(), StoreError> {
     life.suffer(world.fault()).await;
     match before {
@@ -73,13 +73,13 @@ async fn on_the_way_back(world: &World, life: &Life, before: Fault) -> Result<()
     }
 }
 
-/// The commit of a process with faults.
+/// Commits a transaction, with faults.
 pub(super) async fn commit(world: &World, life: &Life, transaction: MemoryTransaction) -> Result<(), StoreError> {
     let keys = transaction.staged().filter_map(|row| row.event.aggregate_id().map(str::to_owned)).collect();
-    // What a crashed process begins never arrives.
+    // A crashed process commits nothing.
     let _on_its_way = (!life.has_crashed()).then(|| world.start_committing(life.node, keys));
     let fault = on_the_way(world, life).await?;
-    // The connection may be lost before the database has heard of it.
+    // The connection may be lost before the database gets the COMMIT.
     if fault == Fault::LoseAnswer && world.draw() < 0.5 {
         return Err(cut_off(FaultKind::OutcomeUnknown));
     }
@@ -106,14 +106,14 @@ impl FaultyStore {
         self.world.trace(self.life.node, step);
     }
 
-    /// What is claimed goes into the ledger at once, whether or not the answer arrives.
+    /// Notes the claimed rows in the ledger at once, even if the answer is lost later.
     fn note_claims(&self, request: &ClaimRequest<'_>, claimed: &ClaimedRows) {
         let mode = self.world.mode;
         for row in &claimed.rows {
             let seq = row.position.seq;
             let before = self.world.database.look(TABLE, |table| table.unfinished_before(seq, mode));
             self.world.ledger(|ledger| match row.is_dead {
-                true => ledger.given_up(seq),
+                true => ledger.went_dead(seq),
                 false => ledger.claimed(seq, request.claim_id, before.unwrap_or_default()),
             });
         }
@@ -142,7 +142,7 @@ impl FaultyStore {
         Ok(())
     }
 
-    /// The fences that would stand.
+    /// The fencing tokens that the store accepts at this moment.
     fn forged(&self, changes: &[RowUpdate]) -> Vec<String> {
         let forged = self.world.database.look(TABLE, |table| match self.world.mode.leases_rows() {
             true => changes.iter().filter_map(|change| table.row(change.seq)?.locked_by.clone()).collect(),
@@ -268,7 +268,7 @@ impl ClaimStore for FaultyStore {
         self.note_claims(request, &claimed);
         self.trace(|| {
             let rows: Vec<_> = claimed.rows.iter().map(|row| (row.position.seq, row.is_suspect)).collect();
-            format!("take {} but {:?}: {rows:?} more: {}", request.claim_id, request.in_flight, claimed.more)
+            format!("claim {} without {:?}: {rows:?} more: {}", request.claim_id, request.in_flight, claimed.more)
         });
         self.after(fault).await?;
         if self.world.claim_is_lost() {
@@ -302,7 +302,7 @@ impl SettleStore for FaultyStore {
             Sabotage::IgnoreFence => self.store.settle(&self.forged(changes), changes).await?,
             _ => self.store.settle(fencing_tokens, changes).await?,
         };
-        self.trace(|| format!("record {fencing_tokens:?} {changes:?}: {settled:?}"));
+        self.trace(|| format!("settle {fencing_tokens:?} {changes:?}: {settled:?}"));
         for change in changes.iter().filter(|change| settled.applied.contains(&change.seq)) {
             self.world.ledger(|ledger| ledger.settled(self.world.mode, fencing_tokens, change));
         }

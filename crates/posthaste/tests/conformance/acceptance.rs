@@ -1,4 +1,4 @@
-//! K: the whole way of an event.
+//! K: events from the write to the delivery.
 
 use std::time::Duration;
 
@@ -108,7 +108,7 @@ async fn k6_a_delayed_event_waits_and_is_polled<H: Harness>(db: H) {
     let delivered = &calls.events()[0];
     assert!(delivered.is_delayed());
     let row = row_when(&outbox, delayed.id(), |row| row.status == OutboxStatus::Done).await;
-    // A database keeps the time and not the wait.
+    // A database stores the due time, not the delay.
     if let Delay::Until(until) = delivered.delay() {
         assert_eq!(until, row.available_at);
     }

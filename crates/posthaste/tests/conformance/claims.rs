@@ -1,4 +1,4 @@
-//! F: what a claim gets.
+//! F: the rows that a claim returns.
 
 use posthaste_core::outbox::roles::*;
 use std::collections::HashMap;
@@ -37,7 +37,7 @@ async fn f1_only_due_and_pending_rows_are_claimed<H: Harness>(db: H) {
     let node = node(&db, Mode::SingleNode).await;
     let mut claimed = claimed_ids(&claim(&node, 10).await);
     claimed.sort();
-    assert_eq!(claimed, ids[4..], "the retry that is due and the new one");
+    assert_eq!(claimed, ids[4..], "the retry that is due and the new row");
 }
 
 async fn f2_a_claim_is_in_order_and_within_its_limit<H: Harness>(db: H) {
@@ -69,7 +69,7 @@ async fn f3_a_row_is_not_claimed_before_it_is_due<H: Harness>(db: H) {
         let outbox = writer(&db).await;
         let young = node(&db, mode).await.skip_recent(HOUR);
         let fresh = write(&outbox, &events(1)).await;
-        assert!(claim(&young, 10).await.is_empty(), "too young");
+        assert!(claim(&young, 10).await.is_empty(), "younger than skip_recent");
         db.tamper(Tamper::Age { event_id: &fresh[0], by: HOUR }).await;
         let claimed = claim(&young, 10).await;
         assert_eq!(claimed_ids(&claimed), fresh);
@@ -87,7 +87,7 @@ async fn f3_a_row_is_not_claimed_before_it_is_due<H: Harness>(db: H) {
         write(&outbox, std::slice::from_ref(&delayed)).await;
         let began = tokio::time::Instant::now();
         let early = claim(&node, 10).await;
-        assert!(early.is_empty() || began.elapsed() > wait / 2, "a slow machine is no fault");
+        assert!(early.is_empty() || began.elapsed() > wait / 2, "claimed too early");
         let mut seen = claimed_ids(&early);
         while seen.len() < 3 {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -172,7 +172,7 @@ async fn f7_concurrent_claims_never_share_a_row<H: Harness>(db: H) {
         claims.await.unwrap().into_iter().for_each(|id| *counts.entry(id).or_default() += 1);
     }
     assert!(counts.values().all(|count| *count == 1));
-    // A claim leaves out what another has locked at that moment, so somebody may have left too early.
+    // A claim skips rows that another claim has locked at that moment, so a node may have stopped too early.
     let last = node(&db, Mode::MultiNode).await;
     let rest = std::cell::Cell::new(200 - counts.len());
     until("everything is claimed", async || {
@@ -180,7 +180,7 @@ async fn f7_concurrent_claims_never_share_a_row<H: Harness>(db: H) {
         rest.get() == 0
     })
     .await;
-    assert!(counts.len() > 100, "{} rows were claimed by many", counts.len());
+    assert!(counts.len() > 100, "only {} rows were claimed concurrently", counts.len());
 }
 
 async fn f8_an_event_is_read_back_as_it_was_written<H: Harness>(db: H) {
@@ -197,7 +197,7 @@ async fn f8_an_event_is_read_back_as_it_was_written<H: Harness>(db: H) {
         settle(&node, &claimed[0], retry(Duration::ZERO)).await;
         let claimed = claim(&node, 1).await;
         assert_eq!(claimed[0].attempt, 2);
-        assert!(*claimed[0].item.event == written, "also after a retry, which moved available_at");
+        assert!(*claimed[0].item.event == written, "unchanged after a retry, which moved available_at");
         assert_eq!(claimed[0].item.created_at, row(&outbox, written.id()).await.created_at);
     }
 }

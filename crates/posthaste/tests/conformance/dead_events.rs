@@ -1,4 +1,4 @@
-//! L: events that were given up, and what an operator does about them.
+//! L: dead events, and what an operator can do with them.
 
 use std::num::NonZeroUsize;
 
@@ -21,7 +21,7 @@ on_every_store! {
     l5_a_failing_database_is_an_error,
 }
 
-/// Writes events and lets all of them go dead.
+/// Writes events and settles all of them as dead.
 async fn write_dead_events<H: Harness>(db: &H, outbox: &Outbox<H::Store>, events: &[Event]) -> Vec<String> {
     let ids = write(outbox, events).await;
     let node = node(db, Mode::SingleNode).await;
@@ -45,7 +45,7 @@ async fn list<S: Store>(outbox: &Outbox<S>, filter: &DeadFilter) -> Vec<String> 
     ids(&outbox.dead().list(filter, 100).await.unwrap())
 }
 
-/// Of two types, with and without an aggregate.
+/// Events of two event types and two aggregate types.
 fn mixed() -> Vec<Event> {
     let event =
         |event_type: &str, aggregate: &str| Event::text(event_type, "{}").aggregate_type(aggregate).build().unwrap();
@@ -57,7 +57,7 @@ async fn l1_dead_events_are_listed_oldest_first_and_filtered<H: Harness>(db: H) 
     let dead = write_dead_events(&db, &outbox, &mixed()).await;
     write(&outbox, &events(1)).await;
     let all = DeadFilter::all();
-    assert_eq!(list(&outbox, &all).await, dead, "the pending one is not among them");
+    assert_eq!(list(&outbox, &all).await, dead, "the pending event is not listed");
     let of = |places: &[usize]| places.iter().map(|at| dead[*at].clone()).collect::<Vec<_>>();
     assert_eq!(list(&outbox, &all.clone().event_type("t")).await, of(&[0, 2, 3]));
     assert_eq!(list(&outbox, &all.clone().aggregate_type("a")).await, of(&[0, 1, 3]));
@@ -79,7 +79,7 @@ async fn l2_a_replayed_event_is_as_good_as_new<H: Harness>(db: H) {
     assert!(done_at.is_none() && last_error.is_none() && locked_by.is_none() && locked_at.is_none());
     assert!(!outbox.dead().replay(&dead[0]).await.unwrap(), "it is no longer dead");
     assert_eq!(format!("{:?}", row(&outbox, &dead[0]).await), format!("{replayed:?}"));
-    assert!(!outbox.dead().replay("nobody").await.unwrap());
+    assert!(!outbox.dead().replay("unknown").await.unwrap());
     assert_eq!(row(&outbox, &dead[1]).await.status, OutboxStatus::Dead);
 }
 
@@ -101,10 +101,10 @@ async fn l3_all_dead_events_are_replayed_in_batches<H: Harness>(db: H) {
     let (pool, call_log) = watched(&db).await;
     let outbox = Outbox::new(pool).mode(Mode::WriterOnly).start().await.unwrap();
     let dead = write_dead_events(&db, &writer(&db).await, &events(25)).await;
-    // A batch of nothing cannot be asked for: its size is never zero by its type.
+    // The type of the batch size excludes zero.
     let batch = NonZeroUsize::new(10).unwrap();
     assert_eq!(outbox.dead().replay_all(&DeadFilter::all(), batch).await.unwrap(), 25);
-    assert_eq!(call_log.calls("replay"), [10, 10, 10], "until one came back short");
+    assert_eq!(call_log.calls("replay"), [10, 10, 10], "until a batch was not full");
     assert_eq!(outbox.dead().replay_all(&DeadFilter::all(), batch).await.unwrap(), 0);
     for id in &dead {
         row_when(&outbox, id, |row| row.status == OutboxStatus::New).await;

@@ -1,4 +1,4 @@
-//! Z: what was found wrong with the original, and must not be here.
+//! Z: defects of the original framework that must not be present here.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -39,7 +39,7 @@ on_every_database! {
     z12_a_claim_is_as_fast_with_a_million_pending_rows,
 }
 
-/// Counts calls of a listener for `t` that does nothing.
+/// A listener for `t` that only counts its calls, and its counter.
 fn counting() -> (Listeners, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));
     let seen = count.clone();
@@ -65,7 +65,7 @@ async fn fill_memory(db: &Memory, count: usize) {
     }
 }
 
-/// On a paused clock, time passes only while every task waits for a timer. How fast the code itself is, the benchmarks say.
+/// On a paused clock, time passes only while every task waits for a timer. The benchmarks measure the speed of the code.
 #[tokio::test(start_paused = true)]
 async fn z1_no_timer_keeps_one_worker_below_fifty_thousand_a_second() {
     const EVENTS: usize = 30_000;
@@ -130,7 +130,7 @@ async fn z4_ordered_delivers_the_written_sequence_and_nothing_else<H: Harness>(d
     }
     all_done(&outbox, &ids).await;
     let asked = call_log.calls("claim").len();
-    until("it has asked again", async || call_log.calls("claim").len() >= asked + 3).await;
+    until("the table was polled again", async || call_log.calls("claim").len() >= asked + 3).await;
     outbox.close().await;
     assert_eq!(calls.ids(), ids);
 }
@@ -188,7 +188,7 @@ async fn z6_a_panic_is_a_failed_attempt<H: Harness>(db: H) {
     outbox.close().await;
 }
 
-/// Two nodes that ask all the time, and the deliveries of both.
+/// Two nodes that poll all the time and share the list of deliveries.
 async fn two_busy_nodes<H: Harness>(db: &H, calls: &Calls, time: Duration) -> [Outbox<H::Store>; 2] {
     let mut nodes = Vec::new();
     for _ in 0..2 {
@@ -256,7 +256,7 @@ async fn z9_a_late_settlement_changes_nothing_and_is_counted<H: Harness>(db: H) 
     let builder = Outbox::new(db.pool().await).settings(settings).listeners(calls.gated_listeners(&gate));
     let late = builder.start().await.unwrap();
     drop(listening);
-    // Without room it claims no more, so that nobody but the other node can take what seems to be lost.
+    // With a full cold queue this node claims no more rows, so that only the other node can claim the expired row.
     write_plain(&db, &late, &events(1)).await;
     calls.wait_for(1).await;
     let ids = write(&late, &events(1)).await;
@@ -286,7 +286,7 @@ async fn z10_a_node_without_the_listener_leaves_the_event_for_others<H: Harness>
     let new = outbox(&db, &calls, |builder| builder.mode(Mode::MultiNode)).await;
     all_done(&new, &ids).await;
     new.close().await;
-    // When nobody came in time it is given up.
+    // If no node with a listener claims the event in time, it goes dead.
     let impatient = Outbox::new(db.pool().await).unroutable(Unroutable::Leave { grace: Duration::from_millis(100) });
     let impatient = impatient.table("z10").on("old", |_| async {}).start().await.unwrap();
     let ids = write(&impatient, &events(1)).await;
@@ -301,12 +301,12 @@ async fn drains<H: Harness>(db: &H, bound: Duration) {
     let outbox = Outbox::new(db.pool().await).listeners(listeners).start().await.unwrap();
     reaches(&count, 100_000, bound).await;
     println!("100,000 events in {:?}", began.elapsed());
-    until("all is recorded", async || outbox.table().store().oldest_due().await.unwrap().is_none()).await;
+    until("all rows are settled", async || outbox.table().store().oldest_due().await.unwrap().is_none()).await;
     outbox.close().await;
     assert_eq!(count.load(Ordering::Relaxed), 100_000);
 }
 
-/// The original needed 10,000 s. 2,500 events a second is what a busy machine with a debug build does.
+/// The original needed 10,000 s. A busy machine with a debug build delivers 2,500 events a second.
 async fn z11_a_backlog_drains_at_full_speed<H: Database>(db: H) {
     drop(writer(&db).await);
     let numbers = H::numbers(100_000);
@@ -321,7 +321,7 @@ async fn z11_a_backlog_in_memory_drains_at_full_speed() {
     drains(&db, Duration::from_secs(10)).await;
 }
 
-/// The median time of a claim of fifty rows, which are done afterwards.
+/// The median time of a claim of fifty rows. The rows are settled as done afterwards.
 async fn time_of_a_claim<S: Store>(node: &posthaste_core::outbox::OutboxSource<S>) -> Duration {
     let mut times = Vec::new();
     for _ in 0..19 {
@@ -347,7 +347,7 @@ async fn z12_a_claim_is_as_fast_with_a_million_pending_rows<H: Database>(db: H) 
     fill(1_000_000).await;
     let many = time_of_a_claim(&node).await;
     println!("{few:?} with a thousand pending, {many:?} with a million");
-    // What sorts or scans takes a thousand times as long.
+    // A claim that sorts or scans all rows would take a thousand times as long.
     assert!(many < few.max(Duration::from_millis(1)) * 6, "{few:?} with a thousand pending, {many:?} with a million");
 }
 
@@ -368,7 +368,7 @@ async fn z13_a_failing_head_blocks_its_own_key_only<H: Harness>(db: H) {
     let outbox = builder.start().await.unwrap();
     let event =
         |key: &str, fails: &str| Event::text("t", "{}").aggregate("a", key).header("fails", fails).build().unwrap();
-    // The head of one key passes at its third attempt, that of the second never, and the third key has no trouble.
+    // The head of the first key succeeds at its third attempt, the head of the second key never, and the third key at once.
     let events = [event("1", "2"), event("1", "0"), event("2", "3"), event("2", "0"), event("3", "0"), event("3", "0")];
     let ids = write(&outbox, &events).await;
     all_done(&outbox, &[&ids[..2], &ids[4..]].concat()).await;
@@ -380,8 +380,8 @@ async fn z13_a_failing_head_blocks_its_own_key_only<H: Harness>(db: H) {
     assert_eq!(of("1"), [0, 0, 0, 1].map(|at: usize| ids[at].clone()));
     assert_eq!(of("3"), ids[4..]);
     let place = |id: &String| calls.ids().iter().rposition(|seen| seen == id).unwrap();
-    assert!(place(&ids[5]) < place(&ids[0]), "nobody waits for another key");
-    assert_eq!(of("2"), [2, 2, 2].map(|at: usize| ids[at].clone()), "nothing passes a dead head");
+    assert!(place(&ids[5]) < place(&ids[0]), "no event waits for another key");
+    assert_eq!(of("2"), [2, 2, 2].map(|at: usize| ids[at].clone()), "no event passes a dead head");
     assert_eq!(row(&outbox, &ids[3]).await.status, OutboxStatus::New);
     assert!(outbox.dead().replay(&ids[2]).await.unwrap());
     all_done(&outbox, &ids[2..4]).await;
@@ -404,8 +404,8 @@ async fn z14_occurred_at_has_no_effect_on_delivery<H: Harness>(db: H) {
     let outbox = builder.start().await.unwrap();
     all_done(&outbox, &ids).await;
     outbox.close().await;
-    assert_eq!(calls.ids()[..3], ids, "in the order of writing");
-    assert_eq!(calls.len(), 6, "also after a failure");
+    assert_eq!(calls.ids()[..3], ids, "in write order");
+    assert_eq!(calls.len(), 6, "each event is delivered again after its failure");
     for (event, id) in events.iter().zip(&ids) {
         let row = row(&outbox, id).await;
         assert!((row.created_at - Utc::now()).abs() < TimeDelta::minutes(1));
@@ -422,13 +422,13 @@ async fn z15_dead_events_are_kept_by_default_and_every_mode_purges<H: Harness>(d
         let retention = Retention { interval: Duration::from_millis(30), ..Retention::default() };
         let calls = Calls::default();
         let outbox = outbox(&db, &calls, |builder| builder.mode(mode).purge(retention)).await;
-        let ids = write(&outbox, &[event(), Event::text("nobody", "{}").build().unwrap()]).await;
+        let ids = write(&outbox, &[event(), Event::text("unrouted", "{}").build().unwrap()]).await;
         all_done(&outbox, &ids[..1]).await;
         row_when(&outbox, &ids[1], |row| row.status == OutboxStatus::Dead).await;
         for id in [&ids[1], &ids[0]] {
             db.tamper(Tamper::Age { event_id: id, by: EIGHT_DAYS }).await;
         }
-        until("it is purged", async || outbox.find(&ids[0]).await.unwrap().is_none()).await;
+        until("the done event is purged", async || outbox.find(&ids[0]).await.unwrap().is_none()).await;
         outbox.close().await;
         assert_eq!(row(&outbox, &ids[1]).await.status, OutboxStatus::Dead);
     }
@@ -446,6 +446,6 @@ async fn z16_two_nodes_deliver_each_event_once<H: Harness>(db: H) {
     for node in nodes {
         node.close().await;
     }
-    assert_eq!(calls.len(), 250, "deliveries, and not distinct ids");
+    assert_eq!(calls.len(), 250, "counts deliveries, not distinct ids");
     assert_eq!(calls.counts().len(), 250);
 }

@@ -1,4 +1,4 @@
-//! H: how events are handed to listeners, and what becomes of them.
+//! H: how the dispatcher delivers events to listeners and settles them.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -40,7 +40,7 @@ fn at_once(max_attempts: u32) -> RetryPolicy {
     RetryPolicy::Fixed { interval: Duration::ZERO, max_attempts: Some(max_attempts) }
 }
 
-/// Listeners for `t` that record the call and answer the same each time.
+/// Listeners for `t` that note the call and return the same outcome each time.
 fn answering(calls: &Calls, outcome: Outcome) -> Listeners {
     let calls = calls.clone();
     let listener = move |event| {
@@ -72,7 +72,7 @@ async fn h1_invalid_dispatcher_settings_are_refused() {
     assert!(matches!(Outbox::new(database).start().await.err(), Some(StartError::NoListener)));
 }
 
-/// The warnings of this thread.
+/// Collects the warnings of this thread.
 struct Warnings(Arc<Mutex<Vec<String>>>);
 
 impl tracing::Subscriber for Warnings {
@@ -110,7 +110,7 @@ async fn h1_without_workers_nothing_is_delivered<H: Harness>(db: H) {
     drop(listening);
     assert!(warnings.lock().unwrap().iter().any(|text| text.contains("no workers")), "{warnings:?}");
     let ids = write(&outbox, &events(1)).await;
-    assert!(row(&outbox, &ids[0]).await.locked_by.is_some(), "handed over, and nobody works");
+    assert!(row(&outbox, &ids[0]).await.locked_by.is_some(), "pre-claimed, and no worker delivers it");
     outbox.dead().count(&posthaste::DeadFilter::all()).await.unwrap();
     assert_eq!((row(&outbox, &ids[0]).await.status, calls.len()), (OutboxStatus::New, 0));
 }
@@ -231,7 +231,7 @@ async fn h7_a_failure_may_set_its_own_delay<H: Harness>(db: H) {
     outbox.close().await;
     assert_eq!((waiting.attempts, waiting.last_error.as_deref()), (1, Some("429: slow down (quota)")));
     assert!((waiting.available_at - Utc::now() - TimeDelta::minutes(5)).num_seconds().abs() < 10);
-    // No wait at all is one, too, and the budget counts as ever.
+    // A delay of zero is valid, too, and the attempts still count against the budget.
     let calls = Calls::default();
     let no_wait = Failure::transient("429", "now").retry_after(Duration::ZERO);
     let builder = Outbox::new(db.pool().await).table("h7").listeners(answering(&calls, Outcome::Failed(no_wait)));
@@ -254,7 +254,7 @@ async fn h8_a_plain_function_may_listen<H: Harness>(db: H) {
 
 type Log = Arc<Mutex<Vec<String>>>;
 
-/// Writes down what happened, and fails where it is told to.
+/// An interceptor that logs its calls and fails where the test wants it to.
 struct Witness {
     name: &'static str,
     log: Log,
@@ -275,7 +275,7 @@ impl Interceptor for Witness {
     async fn after(&self, _: &Event, failure: Option<&Failure>) {
         let code = failure.map_or("nothing", |failure| failure.code.as_ref()).to_owned();
         self.log.lock().unwrap().push(format!("after {} {code}", self.name));
-        assert!(!self.panics_after, "never mind");
+        assert!(!self.panics_after, "the test wants a panic");
     }
 }
 
@@ -345,16 +345,16 @@ async fn h11_an_event_in_flight_is_not_delivered_a_second_time<H: Harness>(db: H
     for _ in 0..20 {
         let asked = call_log.calls("claim").len();
         outbox.committed();
-        until("it has asked again", async || call_log.calls("claim").len() > asked).await;
+        until("the table was polled again", async || call_log.calls("claim").len() > asked).await;
     }
-    assert_eq!(calls.len(), 1, "while the first one runs");
+    assert_eq!(calls.len(), 1, "no second delivery while the first is in flight");
     gate.open();
     row_when(&outbox, &ids[0], |row| row.status == OutboxStatus::Dead).await;
     assert!(outbox.dead().replay(&ids[0]).await.unwrap());
     calls.wait_for(2).await;
     row_when(&outbox, &ids[0], |row| row.status == OutboxStatus::Dead).await;
     outbox.close().await;
-    assert_eq!(calls.counts()[&ids[0]], 2, "again when it has ended");
+    assert_eq!(calls.counts()[&ids[0]], 2, "delivered again after the first delivery ended");
 }
 
 async fn h12_many_workers_deliver_every_event_once<H: Harness>(db: H) {
@@ -383,7 +383,7 @@ async fn h13_hot_events_go_before_cold_ones_two_to_one<H: Harness>(db: H) {
     for id in &cold {
         row_when(&outbox, id, |row| row.locked_by.is_some()).await;
     }
-    // A row that is leased may still be on its way to the queue of the one who leased it.
+    // A leased row may not be in the cold queue yet. When the next row is leased, the first four rows are in the queue.
     let last = write_plain(&db, &outbox, &events(1)).await;
     row_when(&outbox, &last[0], |row| row.locked_by.is_some()).await;
     let hot = write(&outbox, &events(6)).await;
@@ -404,7 +404,7 @@ async fn h14_close_drains_and_releases_the_rest<H: Harness>(db: H) {
     let ids = write(&outbox, &events(10)).await;
     outbox.close().await;
     outbox.close().await;
-    assert_eq!(calls.ids(), ids, "what was queued is delivered");
+    assert_eq!(calls.ids(), ids, "queued events are delivered");
     assert_eq!(row(&outbox, &ids[9]).await.status, OutboxStatus::Done);
 
     let (calls, gate) = (Calls::default(), Gate::closed());
@@ -431,7 +431,7 @@ async fn h15_full_and_delayed_events_skip_the_hot_queue_and_are_counted<H: Harne
     let delayed = Event::text("t", "{}").deliver_after(HOUR).build().unwrap();
     let batch = [event(), delayed, event(), event(), event()];
     let ids = write(&outbox, &batch).await;
-    assert_eq!(metrics.counter("posthaste_enqueue_hot_total"), 2, "each by itself");
+    assert_eq!(metrics.counter("posthaste_enqueue_hot_total"), 2, "each event enters the hot queue separately");
     assert_eq!(metrics.counter("posthaste_enqueue_hot_dropped_total"), 2);
     assert_eq!(metrics.counter("posthaste_enqueue_hot_skipped_delayed_total"), 1);
     gate.open();
@@ -454,7 +454,7 @@ async fn h16_a_claimed_event_continues_from_its_stored_attempts<H: Harness>(db: 
     let outbox = builder.start().await.unwrap();
     let dead = row_when(&outbox, &ids[0], |row| row.status == OutboxStatus::Dead).await;
     outbox.close().await;
-    assert_eq!((calls.len(), dead.attempts), (1, 2), "the third attempt was the last");
+    assert_eq!((calls.len(), dead.attempts), (1, 2), "the third attempt was the last one");
 }
 
 async fn h17_deliveries_are_measured<H: Harness>(db: H) {
@@ -482,12 +482,12 @@ async fn h17_deliveries_are_measured<H: Harness>(db: H) {
     assert_eq!(["success", "failure", "dead", "deferred"].map(count), [2, 1, 1, 1]);
     assert!(metrics.samples(duration).iter().any(|seconds| *seconds >= 0.02));
     let latency = metrics.samples("posthaste_dispatch_latency_seconds");
-    assert_eq!(latency.len(), 1, "of what was delivered, and only where the writer's clock is not ahead");
+    assert_eq!(latency.len(), 1, "only of delivered events, and not where the writer's clock is ahead");
     assert!((0.02..PATIENT).contains(&latency[0]), "{latency:?}");
     for depth in ["hot", "cold"] {
         assert_eq!(metrics.gauge(&format!("posthaste_queue_{depth}_depth")), Some(0.0));
     }
 }
 
-/// Longer than any test waits, in seconds.
+/// An upper bound for every measured time, in seconds.
 const PATIENT: f64 = 60.0;

@@ -1,4 +1,4 @@
-//! A: what an event is before it is written.
+//! A: the event before it is written.
 
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ fn a1_only_type_and_payload_are_required() {
     let ids: Vec<String> = (0..1_000).map(|_| minimal().build().unwrap().id().to_owned()).collect();
     let is_ulid = |id: &String| id.len() == 26 && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
     assert!(ids.iter().all(is_ulid));
-    assert!(ids.windows(2).all(|pair| pair[0] < pair[1]), "ids rise");
+    assert!(ids.windows(2).all(|pair| pair[0] < pair[1]), "ids are in increasing order");
 }
 
 #[test]
@@ -127,7 +127,7 @@ fn a10_deliver_after_must_be_positive() {
     let wait = Duration::from_secs(5);
     let delayed = after(wait).unwrap();
     assert!(delayed.is_delayed());
-    assert_eq!(delayed.delay(), Delay::For(wait), "no clock of the writer's has a part in it");
+    assert_eq!(delayed.delay(), Delay::For(wait), "the writer's clock has no effect");
     assert_eq!(after(Duration::ZERO).unwrap_err(), EventError::ZeroDelay);
     assert!(!minimal().build().unwrap().is_delayed());
 }
@@ -136,11 +136,11 @@ fn a10_deliver_after_must_be_positive() {
 fn a11_an_event_accepts_only_one_delay() {
     let both = minimal().available_at(noon()).deliver_after(Duration::from_secs(1)).build();
     assert_eq!(both.unwrap_err(), EventError::TwoDelays);
-    let taken_back = minimal().deliver_after(Duration::from_secs(1)).deliver_after(None).build();
-    assert!(!taken_back.unwrap().is_delayed(), "nothing is nothing, and no error");
+    let cleared = minimal().deliver_after(Duration::from_secs(1)).deliver_after(None).build();
+    assert!(!cleared.unwrap().is_delayed(), "None means no delay");
 }
 
-/// What a service may use for its types: anything that becomes a text.
+/// An event type of a service: any type that converts into a text.
 #[derive(Clone, Copy)]
 enum OrderEvent {
     Placed,
@@ -160,13 +160,13 @@ fn a12_an_enum_and_its_text_are_the_same_type() {
     let of_text = Event::text("order.placed", "{}").build().unwrap();
     assert_eq!(of_enum.event_type(), of_text.event_type());
     let listeners = Listeners::new().on(OrderEvent::Placed, |_| async {}).unwrap();
-    assert!(listeners.on("order.placed", |_| async {}).is_err(), "the same key");
+    assert!(listeners.on("order.placed", |_| async {}).is_err(), "both register the same type");
     assert!(Listeners::new().on("", |_| async {}).is_err());
 }
 
 #[test]
 fn a13_a_type_must_state_its_name() {
-    // Nothing but a text, or what says itself which text it is, can be a type: a closure or an anonymous type cannot.
+    // Only a text, or a type that converts into one, can name an event type. A closure or an anonymous type cannot.
     fn named<T: Into<String>>(name: T) -> String {
         Event::text(name, "{}").build().unwrap().event_type().to_owned()
     }

@@ -1,4 +1,4 @@
-//! N: headers on their way into the column and back.
+//! N: headers are written to their column and read back.
 
 use posthaste::{Event, Mode};
 
@@ -16,7 +16,7 @@ on_every_database! {
     n2_headers_that_are_not_an_object_of_texts_are_refused,
 }
 
-/// Everything that JSON must escape, and some things that it need not.
+/// Characters that JSON must escape, and some that it need not.
 const AWKWARD: [(&str, &str); 6] = [
     ("zebra", "first"),
     ("quote\"d", "back\\slash / slash"),
@@ -54,7 +54,7 @@ async fn n1_headers_are_written_as_json<H: Database>(db: H) {
     assert!(text.starts_with("{\"zebra\":\"first\",") && text.contains("\\u0001") && text.contains("a\\nb\\r\\nc\\td"));
 }
 
-/// Writes this text into the column, as another program would.
+/// Writes this text into the headers column, as another program would.
 async fn with_headers<H: Database>(db: &H, headers: &str) -> String {
     let event = event();
     write(&writer(db).await, std::slice::from_ref(&event)).await;

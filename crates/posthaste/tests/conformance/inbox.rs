@@ -1,4 +1,4 @@
-//! A receiver that has its effect once.
+//! The inbox: a receiver processes each event once.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ trait Receiver: Database {
 
     async fn purge(inbox: &Self::Inbox, older_than: Duration, limit: u32) -> u64;
 
-    /// What the inbox keeps of a time this long before now, as SQL.
+    /// SQL for a time this long before now, as the inbox stores it.
     fn received(ago: Duration) -> String {
         Self::ago(ago)
     }
@@ -67,7 +67,7 @@ receiver!(
     }
 );
 
-/// Counts an event in the transaction that records it.
+/// Counts an event in the same transaction that adds it to the inbox.
 async fn receive<H: Receiver>(pool: &H::Pool, inbox: &H::Inbox, listener: &str, event_id: &str, commits: bool) -> bool {
     let mut transaction = H::begin_plain(pool).await;
     let is_first = H::first_time(inbox, &mut transaction, listener, event_id).await;
@@ -87,7 +87,7 @@ async fn an_event_has_its_effect_once_for_each_listener<H: Receiver>(db: H) {
     let receive = async |listener, event_id, commits| receive::<H>(&pool, &inbox, listener, event_id, commits).await;
     let counted = async || db.text("SELECT concat(events, '') FROM counted").await.unwrap();
     assert!(receive("billing", "1", false).await);
-    assert!(receive("billing", "1", true).await, "what was rolled back was not had");
+    assert!(receive("billing", "1", true).await, "an event of a rolled-back transaction was not processed");
     assert!(!receive("billing", "1", true).await);
     assert!(receive("mail", "1", true).await);
     assert_eq!(counted().await, "2");

@@ -1,4 +1,4 @@
-//! How events come into a table, and who sees them when.
+//! How events are inserted, and when claims see them.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ async fn a_write_is_seen_after_its_commit_and_never_after_a_rollback<H: Harness>
         let db = H::start().await;
         let table = dispatcher(&db, *mode).await;
         let (store, node) = (table.store(), table.dispatcher_source());
-        // Single node: the table is owned from here on, and a claim need not write.
+        // In single-node mode this claim acquires the ownership of the table, so that later claims need not write.
         assert!(claim(&node, 10).await.is_empty());
         let mut transaction = store.begin().await.unwrap();
         insert(&table, &mut transaction, &[named("rolled-back")]).await;
@@ -103,7 +103,7 @@ async fn a_pre_claimed_row_belongs_to_its_writer<H: Harness>(db: H) {
     store.release(&LeaseSet::Rows { claim_ids: &claim_ids, rows: &[rows[1]] }).await.unwrap();
     assert_eq!(claimed_ids(&claim(&node, 10).await), ["theirs"]);
     let renewed = store.renew(&claim_ids, &rows).await.unwrap();
-    assert_eq!(renewed.applied.into_iter().collect::<Vec<_>>(), [rows[0]], "the other has another claim now");
+    assert_eq!(renewed.applied.into_iter().collect::<Vec<_>>(), [rows[0]], "another claim has the other row now");
 }
 
 async fn a_delay_counts_from_the_databases_clock<H: Harness>(db: H) {
@@ -117,7 +117,7 @@ async fn a_delay_counts_from_the_databases_clock<H: Harness>(db: H) {
         build("for-ever").deliver_after(Duration::MAX),
         build("far").available_at(DateTime::<Utc>::MAX_UTC),
         build("ancient").occurred_at(DateTime::<Utc>::MIN_UTC),
-        build("unborn").occurred_at(DateTime::<Utc>::MAX_UTC),
+        build("in-the-future").occurred_at(DateTime::<Utc>::MAX_UTC),
     ];
     write(&outbox, &events.map(|event| event.build().unwrap())).await;
     let until = row(&outbox, "until").await;
@@ -129,5 +129,5 @@ async fn a_delay_counts_from_the_databases_clock<H: Harness>(db: H) {
     for id in ["for-ever", "far"] {
         assert!(row(&outbox, id).await.available_at > Utc::now() + TimeDelta::days(36_000), "{id}");
     }
-    assert_eq!(claimed_ids(&claim(&node(&db, Mode::SingleNode).await, 10).await), ["ancient", "unborn"]);
+    assert_eq!(claimed_ids(&claim(&node(&db, Mode::SingleNode).await, 10).await), ["ancient", "in-the-future"]);
 }

@@ -1,4 +1,4 @@
-//! I: what keeps an event from being taken twice, how long a retry waits, and who listens to what.
+//! I: claims that exclude each other, the backoff of retries, and the routing of events to listeners.
 
 use std::time::Duration;
 
@@ -21,13 +21,13 @@ async fn i1_a_claimed_row_is_not_claimed_again_until_it_is_released<H: Harness>(
         let first = claim(&node, 1).await;
         assert_eq!(claimed_ids(&first), ids[..1]);
         let second = claim(&node, 10).await;
-        assert_eq!(claimed_ids(&second), ids[1..], "the other one only");
+        assert_eq!(claimed_ids(&second), ids[1..], "only the row that is not claimed");
         assert!(claim(&node, 10).await.is_empty());
         node.release(&[&first[0]]).await.unwrap();
         let again = claim(&node, 10).await;
         assert_eq!(claimed_ids(&again), ids[..1]);
         node.release(&[&first[0]]).await.unwrap();
-        assert!(claim(&node, 10).await.is_empty(), "what the first claim no longer holds it cannot release");
+        assert!(claim(&node, 10).await.is_empty(), "a claim cannot release a row that another claim has");
     }
 }
 
@@ -73,7 +73,7 @@ async fn i3_a_backoff_of_zero_is_refused() {
     }
 }
 
-/// What the listeners make of an event.
+/// The outcome of an event that these listeners get.
 async fn outcome(listeners: &Listeners, event: Event) -> Outcome {
     let (delivery, outcome) = Delivery::detached(Claimed::new(OutboxItem::detached(event), 1, 0));
     listeners.clone().into_sink(Unroutable::Dead, None, "posthaste").deliver(vec![delivery]).await;
@@ -94,7 +94,7 @@ async fn i4_each_pair_of_types_has_one_listener() {
     assert_eq!(outcome(&listeners, event("__GLOBAL__", "e")).await, Outcome::Delivered);
     assert_eq!(outcome(&listeners, event("a:b", "c")).await, Outcome::Delivered);
     assert_eq!(outcome(&listeners, event("a", "b:c")).await, Outcome::Snoozed { wait: Duration::ZERO });
-    let Outcome::Failed(failure) = outcome(&listeners, event("a", "e")).await else { panic!("nobody is for it") };
+    let Outcome::Failed(failure) = outcome(&listeners, event("a", "e")).await else { panic!("no listener matches") };
     assert_eq!(failure.code, "unroutable");
     assert_eq!(Listeners::new().on("", |_| async {}).err(), Some(RegistrationError::EmptyType));
 }

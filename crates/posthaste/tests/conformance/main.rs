@@ -1,5 +1,5 @@
-//! What the library does, behaviour by behaviour, on every store that the behaviour touches. `docs/conformance.md` lists
-//! those that have an id, with their tests; the others are what stores, and the processes that share one, owe each other.
+//! The behaviour of the library, one test per behaviour, on every store. `docs/conformance.md` lists the behaviours that
+//! have an id, with their tests. The other tests check the contract of stores and of processes that share a table.
 
 mod acceptance;
 mod claims;

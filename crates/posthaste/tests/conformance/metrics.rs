@@ -1,4 +1,4 @@
-//! O: what is counted, and under which names.
+//! O: the metrics and their names.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ async fn o1_every_metric_has_its_name_and_prefix<H: Harness>(db: H) {
         outbox.close().await;
     }
     for name in METRIC_NAMES {
-        assert!(documented.contains(&format!("`posthaste_{name}`")), "docs/metrics.md does not know {name}");
+        assert!(documented.contains(&format!("`posthaste_{name}`")), "docs/metrics.md does not list {name}");
     }
     for bad in ["", "shop.", "shop-outbox", "1shop", "shop outbox"] {
         let settings = Settings { metrics_prefix: bad.to_owned(), ..Settings::default() };
@@ -72,8 +72,8 @@ async fn o2_after_close_gauges_are_zero_and_nothing_is_counted<H: Harness>(db: H
     }
     let counted = metrics.counter("posthaste_enqueue_hot_total");
     write(&outbox, &events(1)).await;
-    assert_eq!(metrics.counter("posthaste_enqueue_hot_total"), counted, "nobody is there to take it in");
-    // The next one begins with its own.
+    assert_eq!(metrics.counter("posthaste_enqueue_hot_total"), counted, "a closed outbox has no hot queue");
+    // The next outbox starts with its own metrics.
     let (calls, fresh) = (Calls::default(), Metrics::default());
     let listening = fresh.listening();
     let outbox = Outbox::new(db.pool().await).listeners(calls.listeners()).start().await.unwrap();

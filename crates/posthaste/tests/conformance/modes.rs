@@ -26,7 +26,7 @@ on_every_store! {
 }
 
 async fn j1_each_mode_uses_leases_and_the_hot_path_as_documented<H: Harness>(db: H) {
-    // Whether a row is born claimed shows in the rows of a dispatcher that cannot deliver.
+    // The tests h1 and h2 of the dispatcher check which rows are pre-claimed.
     for (mode, leases, is_hot) in [
         (Mode::MultiNode, true, true),
         (Mode::ORDERED, true, false),
@@ -47,7 +47,7 @@ async fn j1_each_mode_uses_leases_and_the_hot_path_as_documented<H: Harness>(db:
 }
 
 async fn j2_a_mode_that_reads_needs_a_listener<H: Harness>(db: H) {
-    // A pool is a parameter, and a builder is used up by its start: neither can be orphaned or done twice.
+    // A builder cannot be made without a pool, and its start consumes it, so that neither can be missing or used twice.
     for mode in [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED] {
         let refused = Outbox::new(db.pool().await).mode(mode).start().await.err().unwrap();
         assert!(matches!(refused, StartError::NoListener));
@@ -58,7 +58,7 @@ async fn j2_a_mode_that_reads_needs_a_listener<H: Harness>(db: H) {
     started.unwrap().close().await;
 }
 
-/// Does nothing around a listener.
+/// An interceptor that does nothing.
 struct Idle;
 
 #[async_trait::async_trait]
@@ -109,7 +109,7 @@ async fn j4_a_failed_start_leaves_nothing_running<H: Harness>(db: H) {
     call_log.refuse("register", 1);
     let refused = Outbox::new(pool).mode(Mode::MultiNode).listeners(calls.listeners()).start().await;
     assert!(matches!(refused.err(), Some(StartError::Open(OpenError::Store(_)))));
-    assert!(call_log.calls("claim").is_empty(), "nothing runs");
+    assert!(call_log.calls("claim").is_empty(), "a refused outbox claims nothing");
     let ids = write(&first, &events(1)).await;
     all_done(&first, &ids).await;
     first.close().await;
@@ -123,22 +123,22 @@ async fn j5_close_stops_everything_even_if_the_database_fails<H: Harness>(db: H)
     let outbox = builder.poll_interval(Duration::from_millis(10)).start().await.unwrap();
     let ids = write(&outbox, &events(1)).await;
     all_done(&outbox, &ids).await;
-    until("it purges", async || !call_log.calls("purge").is_empty()).await;
+    until("the outbox purges", async || !call_log.calls("purge").is_empty()).await;
     call_log.refuse("purge", usize::MAX);
     call_log.refuse("release_ownership", usize::MAX);
     outbox.close().await;
     let after = ["purge", "claim", "oldest_due"].map(|statement| call_log.calls(statement).len());
-    assert_eq!(call_log.calls("release_ownership").len(), 1, "everything is tried");
+    assert_eq!(call_log.calls("release_ownership").len(), 1, "close releases the ownership although the database fails");
     outbox.close().await;
     all_back::<H>(&connections).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(
         ["purge", "claim", "oldest_due"].map(|statement| call_log.calls(statement).len()),
         after,
-        "nothing runs on"
+        "no task runs after close"
     );
     let late = write(&outbox, &events(1)).await;
-    assert_eq!(row(&outbox, &late[0]).await.status, OutboxStatus::New, "written, and somebody else's to deliver");
+    assert_eq!(row(&outbox, &late[0]).await.status, OutboxStatus::New, "written, and left for another process to deliver");
 }
 
 async fn j6_single_node_delivers_by_the_hot_path<H: Harness>(db: H) {

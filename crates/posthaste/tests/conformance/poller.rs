@@ -1,4 +1,4 @@
-//! G: how the table is asked.
+//! G: how the table is polled.
 
 use std::time::Duration;
 
@@ -30,13 +30,13 @@ const SOON: Duration = Duration::from_millis(20);
 
 type Builder<H> = OutboxBuilder<WatchedPool<<H as Harness>::Pool>, Watched<<H as Harness>::Store>>;
 
-/// A dispatcher that asks often, over a store that keeps call_log.
+/// A dispatcher that polls often, on a store that logs its calls.
 async fn polling<H: Harness>(db: &H, listeners: Listeners) -> (Builder<H>, CallLog) {
     let (pool, call_log) = watched(db).await;
     (Outbox::new(pool).listeners(listeners).poll_interval(SOON), call_log)
 }
 
-/// Lets time pass in which something must not happen.
+/// Sleeps for several poll intervals, to show that something does not happen.
 async fn some_polls() {
     tokio::time::sleep(SOON * 6).await;
 }
@@ -53,22 +53,22 @@ async fn g1_the_table_is_polled_until_close<H: Harness>(db: H) {
     let calls = Calls::default();
     let (builder, call_log) = polling(&db, calls.listeners()).await;
     let dispatcher = builder.start().await.unwrap();
-    until("it asks again and again", async || call_log.calls("claim").len() >= 5).await;
+    until("the table is polled repeatedly", async || call_log.calls("claim").len() >= 5).await;
     dispatcher.close().await;
     dispatcher.close().await;
     let asked = call_log.calls("claim").len();
     let ids = write(&dispatcher, &events(1)).await;
     dispatcher.committed();
     some_polls().await;
-    assert_eq!((call_log.calls("claim").len(), calls.len()), (asked, 0), "not after its end");
+    assert_eq!((call_log.calls("claim").len(), calls.len()), (asked, 0), "no poll after close");
     assert_eq!(row(&dispatcher, &ids[0]).await.status, OutboxStatus::New);
-    // By hand, where the next time is far.
+    // committed() triggers a poll long before the next interval ends.
     let (builder, call_log) = polling(&db, calls.listeners()).await;
     let dispatcher = builder.poll_interval(HOUR).start().await.unwrap();
     all_done(&dispatcher, &ids).await;
     let asked = call_log.calls("claim").len();
     dispatcher.committed();
-    until("it asks when it is told to", async || call_log.calls("claim").len() > asked).await;
+    until("committed() polls at once", async || call_log.calls("claim").len() > asked).await;
     dispatcher.close().await;
 }
 
@@ -135,7 +135,7 @@ async fn g5_rows_younger_than_skip_recent_are_not_claimed<H: Harness>(db: H) {
     let listening = metrics.listening();
     let outbox = builder.settings(settings).start().await.unwrap();
     drop(listening);
-    until("it has asked", async || call_log.calls("claim").len() >= 3).await;
+    until("the table was polled", async || call_log.calls("claim").len() >= 3).await;
     assert_eq!(row(&outbox, &ids[0]).await.status, OutboxStatus::New);
     assert_eq!((metrics.counter("posthaste_enqueue_cold_total"), calls.len()), (0, 0));
     db.tamper(Tamper::Age { event_id: &ids[0], by: HOUR }).await;
@@ -171,7 +171,7 @@ async fn g7_headers_are_read_as_they_were_written<H: Harness>(db: H) {
     outbox.close().await;
     let delivered = &calls.events()[0];
     assert_eq!(delivered.headers(), event.headers());
-    assert_eq!(delivered.header("trace-id"), Some("é \"1\"\n"), "a name however it is spelt");
+    assert_eq!(delivered.header("trace-id"), Some("é \"1\"\n"), "header names ignore case");
 }
 
 async fn g8_a_polled_event_keeps_its_times<H: Harness>(db: H) {
@@ -249,17 +249,17 @@ async fn g11_the_lag_is_the_age_of_the_oldest_due_event<H: Harness>(db: H) {
     let outbox = builder.start().await.unwrap();
     drop(listening);
     let lag = || metrics.gauge("posthaste_lag_oldest_ms").unwrap();
-    until("it is measured", async || call_log.calls("oldest_due").len() > 1).await;
-    assert_eq!(lag(), 0.0, "nothing waits");
+    until("the lag is measured", async || call_log.calls("oldest_due").len() > 1).await;
+    assert_eq!(lag(), 0.0, "no event is due");
     let delayed = Event::text("t", "{}").deliver_after(HOUR).build().unwrap();
     let ids = write(&outbox, &[delayed, crate::harness::event()]).await;
-    until("it grows", async || lag() > 100.0).await;
+    until("the lag grows", async || lag() > 100.0).await;
     call_log.refuse("oldest_due", usize::MAX);
     let refused = call_log.calls("oldest_due").len();
-    until("it was refused", async || call_log.calls("oldest_due").len() > refused + 1).await;
+    until("the query was refused", async || call_log.calls("oldest_due").len() > refused + 1).await;
     let known = lag();
     some_polls().await;
-    assert!(known > 0.0 && lag() == known, "what was known stays");
+    assert!(known > 0.0 && lag() == known, "the last known lag stays");
     call_log.refuse("oldest_due", 0);
     gate.open();
     all_done(&outbox, &ids[1..]).await;

@@ -1,4 +1,4 @@
-//! M: how long finished events are kept.
+//! M: purging of old events.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ on_every_store! {
     m4_purging_runs_periodically_in_batches,
 }
 
-/// One of each status: new, done, retry, dead.
+/// Writes four events, one of each status: new, done, retry, dead.
 async fn one_of_each<H: Harness>(db: &H, outbox: &Outbox<Watched<H::Store>>) -> Vec<String> {
     let ids = write(outbox, &events(4)).await;
     let node = node(db, Mode::SingleNode).await;
@@ -32,11 +32,11 @@ async fn one_of_each<H: Harness>(db: &H, outbox: &Outbox<Watched<H::Store>>) -> 
     ids
 }
 
-/// A writer that keeps what it is told to, and whose first purge of this many statements is over.
+/// A writer with this retention that has executed at least this many purge statements.
 async fn keeping<H: Harness>(db: &H, retention: Retention, statements: usize) -> Outbox<Watched<H::Store>> {
     let (pool, call_log) = watched(db).await;
     let outbox = Outbox::new(pool).mode(Mode::WriterOnly).purge(retention).start().await.unwrap();
-    until("it has purged", async || call_log.calls("purge").len() >= statements).await;
+    until("the first purge is over", async || call_log.calls("purge").len() >= statements).await;
     outbox
 }
 
@@ -52,7 +52,7 @@ async fn m1_finished_events_are_purged_by_the_time_they_finished<H: Harness>(db:
     let keep = Retention { done: Some(DAY), dead: Some(2 * DAY), ..Retention::default() };
     let outbox = keeping(&db, keep, 2).await;
     use OutboxStatus::{Dead, Done, New, Retry};
-    // Written long ago and finished just now.
+    // This event was written long ago and finished just now.
     let first = write(&outbox, &events(1)).await;
     db.tamper(Tamper::Age { event_id: &first[0], by: 100 * DAY }).await;
     let node = node(&db, Mode::SingleNode).await;
@@ -69,7 +69,7 @@ async fn m1_finished_events_are_purged_by_the_time_they_finished<H: Harness>(db:
         db.tamper(Tamper::Age { event_id: id, by: DAY }).await;
     }
     assert_eq!(outbox.purge().await.unwrap(), 1);
-    assert_eq!(left(&outbox, &ids).await, [New, Retry], "what is pending never goes");
+    assert_eq!(left(&outbox, &ids).await, [New, Retry], "pending events are never purged");
     assert_eq!(left(&outbox, &first).await, [Done]);
     outbox.close().await;
 }
@@ -82,8 +82,8 @@ async fn m2_all_events_can_be_purged_by_insert_time<H: Harness>(db: H) {
     for id in &ids[..3] {
         db.tamper(Tamper::Age { event_id: id, by: DAY }).await;
     }
-    assert_eq!(outbox.purge().await.unwrap(), 3, "new, done and to be tried again");
-    assert_eq!(left(&outbox, &ids).await, [OutboxStatus::Dead], "the young one");
+    assert_eq!(outbox.purge().await.unwrap(), 3, "the new, the done and the retried event");
+    assert_eq!(left(&outbox, &ids).await, [OutboxStatus::Dead], "the young event");
     outbox.close().await;
 }
 
@@ -114,7 +114,7 @@ async fn m4_purging_runs_periodically_in_batches<H: Harness>(db: H) {
     let (pool, call_log) = watched(&db).await;
     let keep = Retention { done: Some(Duration::ZERO), interval: Duration::from_millis(50), ..Retention::default() };
     let outbox = Outbox::new(pool).mode(Mode::WriterOnly).purge(keep).start().await.unwrap();
-    until("it has come again", async || call_log.calls("purge").len() >= 5).await;
+    until("the purge ran again", async || call_log.calls("purge").len() >= 5).await;
     outbox.close().await;
     assert!(call_log.calls("purge").iter().all(|limit| *limit == 500), "{:?}", call_log.calls("purge"));
     let writer = writer(&db).await;
@@ -123,12 +123,12 @@ async fn m4_purging_runs_periodically_in_batches<H: Harness>(db: H) {
     }
     assert!(row(&writer, &write(&writer, &crate::harness::events(1)).await[0]).await.done_at.is_none());
 
-    // A failing time does not end the schedule.
+    // A failed purge does not end the schedule.
     let (pool, call_log) = watched(&db).await;
     let keep = Retention { interval: Duration::from_millis(10), ..Retention::default() };
     call_log.refuse("purge", 2);
     let outbox = Outbox::new(pool).mode(Mode::WriterOnly).purge(keep).start().await.unwrap();
-    until("it goes on", async || call_log.calls("purge").len() >= 4).await;
+    until("the purge runs again after a failure", async || call_log.calls("purge").len() >= 4).await;
     outbox.close().await;
 }
 

@@ -1,4 +1,4 @@
-//! A service that blocks every thread of its runtime, or holds every connection of its pool, for longer than a lease.
+//! A service that blocks every thread of its runtime, or uses every connection of its pool, for longer than a lease.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const SHORT_LEASE: Duration = Duration::from_millis(1_500);
 const LONGER_THAN_A_LEASE: Duration = Duration::from_secs(3);
 const EVENTS: usize = 6;
 
-/// A second node, which takes over whatever the first one loses.
+/// A second node, which claims every row whose lease the first node loses.
 async fn rival<H: Harness>(db: &H, mode: Mode, table: &str, calls: &Calls) -> Outbox<H::Store> {
     let builder = Outbox::new(db.pool().await).mode(mode).table(table).lease(SHORT_LEASE);
     builder.poll_interval(Duration::from_millis(50)).listeners(calls.listeners()).start().await.unwrap()
@@ -26,7 +26,7 @@ async fn listeners_that_block_every_thread_lose_no_lease<H: Database>(db: H) {
         let table = format!("blocked_{}", mode.word());
         let events: Vec<Event> = (0..EVENTS).map(|number| event_of(&number.to_string())).collect();
         let ids = write_plain(&db, &writer_of(&db, &table).await, &events).await;
-        // The service has a runtime of two threads, and listeners that do not know that they must not block.
+        // The service has a runtime of two threads, and listeners that block them.
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let calls = Calls::default();
         let (pool, blocking) = (db.pool().await, calls.clone());

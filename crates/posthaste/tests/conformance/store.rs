@@ -1,4 +1,4 @@
-//! D, E: what a store keeps of an event, and what a settlement makes of it.
+//! D, E: how a store keeps an event, and how a settlement changes its row.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ on_every_database! {
     d2_headers_are_null_or_a_json_object,
 }
 
-fn now_and_then(wait: Duration) -> DateTime<Utc> {
+fn now_plus(wait: Duration) -> DateTime<Utc> {
     Utc::now() + wait
 }
 
@@ -45,7 +45,7 @@ pub fn is_about(time: DateTime<Utc>, expected: DateTime<Utc>) -> bool {
     (time - expected).abs() < TimeDelta::seconds(10)
 }
 
-/// Everything that can be set, with a time that every database can keep.
+/// An event with all fields, and a time that every database can store exactly.
 fn full(payload: &str) -> EventBuilder {
     Event::text("order.placed", payload)
         .aggregate("order", 7)
@@ -130,7 +130,7 @@ async fn d4_the_table_name_can_be_chosen<H: Harness>(db: H) {
         assert_eq!(outbox.table().store().table().as_str(), name);
         let ids = write(&outbox, &events(1)).await;
         assert!(outbox.find(&ids[0]).await.unwrap().is_some());
-        assert!(writer(&db).await.find(&ids[0]).await.unwrap().is_none(), "not in the other table");
+        assert!(writer(&db).await.find(&ids[0]).await.unwrap().is_none(), "the event is not in the default table");
     }
     assert_eq!(TableName::default().as_str(), "outbox_event");
     for bad in ["", "1x", "a b", "a;drop", "a\"b", "a.b", "a-b", "é"] {
@@ -172,7 +172,7 @@ const TEXTS: [&str; 10] = [
     "a\0b",
 ];
 
-/// Awkward texts, awkward bytes, and last an event with all its fields.
+/// Events with awkward texts, then with awkward bytes, and last an event with all fields.
 fn awkward() -> Vec<Event> {
     let texts = TEXTS.map(|text| Event::text("t", text));
     let all_bytes: Vec<u8> = (0..=255).collect();
@@ -229,7 +229,7 @@ async fn e2_a_counted_retry_adds_an_attempt_and_waits<H: Harness>(db: H) {
     let row = row(&outbox, &ids[0]).await;
     assert_eq!((row.status, row.attempts, row.locked_by, row.done_at), (OutboxStatus::Retry, 2, None, None));
     assert_eq!(row.last_error.as_deref(), Some("503: down"));
-    assert!(is_about(row.available_at, now_and_then(HOUR)));
+    assert!(is_about(row.available_at, now_plus(HOUR)));
     assert!(claim(&node, 1).await.is_empty());
 }
 
@@ -258,7 +258,7 @@ async fn e4_a_snoozed_row_is_new_again_and_not_counted<H: Harness>(db: H) {
     assert_eq!(settle(&node, &claimed[0], snooze(HOUR)).await, Settled::Applied);
     let snoozed = row(&outbox, &ids[0]).await;
     assert_eq!((snoozed.status, snoozed.attempts, snoozed.locked_by), (OutboxStatus::New, 1, None));
-    assert!(is_about(snoozed.available_at, now_and_then(HOUR)));
+    assert!(is_about(snoozed.available_at, now_plus(HOUR)));
 }
 
 async fn e5_a_finished_row_never_changes<H: Harness>(db: H) {

@@ -1,4 +1,4 @@
-//! What a table may be called.
+//! Table names that are reserved words of SQL.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ on_every_store! {
     a_table_may_be_named_with_a_reserved_word,
 }
 
-/// Everything that is done with a table in its life, with a name that means something else in SQL.
+/// Runs every operation on a table whose name is a reserved word of SQL.
 async fn a_table_may_be_named_with_a_reserved_word<H: Harness>(db: H) {
     for (name, mode) in
         [("order", Mode::ORDERED), ("user", Mode::SingleNode), ("group", Mode::MultiNode), ("table", Mode::ORDERED)]

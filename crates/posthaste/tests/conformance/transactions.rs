@@ -1,4 +1,4 @@
-//! C: the transaction that events are written in.
+//! C: the transaction in which events are written.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -52,7 +52,7 @@ async fn c2_a_transaction_can_move_to_another_task<H: Harness>(db: H) {
     let mut transaction = outbox.begin().await.unwrap();
     let (first, second) = (event(), event());
     outbox.write(&mut transaction, &first).await.unwrap();
-    // Another task goes on with it; who does not have it sees nothing of it.
+    // Code outside of the transaction does not see its rows. Then another task continues the transaction.
     assert!(outbox.find(first.id()).await.unwrap().is_none());
     let (elsewhere, written) = (outbox.clone(), second.clone());
     let moved = tokio::spawn(async move {
@@ -87,17 +87,17 @@ async fn c3_commit_and_rollback_call_only_their_own_callbacks<H: Harness>(db: H)
         [HookCall::AfterCommit(committed), HookCall::AfterRollback(rolled_back), HookCall::AfterRollback(dropped)];
     assert_eq!(ends(), expected);
     outbox.begin().await.unwrap().commit().await.unwrap();
-    assert_eq!(ends(), expected, "nothing was written in this one");
+    assert_eq!(ends(), expected, "nothing was written in the last transaction");
 }
 
-/// Panics for the first write of a transaction.
+/// A hook that panics in its first call.
 struct PanicsOnce(Arc<Mutex<Vec<String>>>);
 
 impl WriterHook for PanicsOnce {
     fn after_commit(&self, events: &[Event]) {
         let mut seen = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         seen.push(events[0].id().to_owned());
-        assert!(seen.len() > 1, "the first one fails");
+        assert!(seen.len() > 1, "the first call panics");
     }
 }
 
@@ -119,7 +119,7 @@ async fn c5_only_a_commit_persists_events<H: Harness>(db: H) {
     let [committed, rolled_back, dropped] = [event(), event(), event()];
     let mut transaction = outbox.begin().await.unwrap();
     outbox.write(&mut transaction, &committed).await.unwrap();
-    assert!(outbox.find(committed.id()).await.unwrap().is_none(), "nothing commits by itself");
+    assert!(outbox.find(committed.id()).await.unwrap().is_none(), "a write does not commit");
     transaction.commit().await.unwrap();
     let mut transaction = outbox.begin().await.unwrap();
     outbox.write(&mut transaction, &rolled_back).await.unwrap();
@@ -134,7 +134,7 @@ async fn c5_only_a_commit_persists_events<H: Harness>(db: H) {
 }
 
 async fn c6_every_end_of_a_transaction_returns_its_connection<H: Harness>(db: H) {
-    // That a second commit or rollback cannot be asked for is shown by a doc test.
+    // A doc test shows that a second commit or rollback does not compile.
     let pool = db.pool().await;
     let outbox = Outbox::new(pool.clone()).mode(Mode::WriterOnly).start().await.unwrap();
     for end in 0..9 {
@@ -171,7 +171,7 @@ async fn c7_a_failing_commit_is_a_rollback<H: Harness>(db: H) {
     all_back::<H>(&connections).await;
 }
 
-/// The database itself refuses at the commit.
+/// A deferred constraint makes PostgreSQL refuse the commit.
 #[tokio::test(flavor = "multi_thread")]
 async fn c7_a_commit_that_postgresql_refuses_is_a_rollback() {
     let db = Postgres::start().await;
@@ -219,7 +219,7 @@ async fn c9_events_of_a_plain_transaction_are_delivered_after_its_commit<H: Harn
     assert!(outbox.find(gone.id()).await.unwrap().is_none());
 }
 
-/// The answer of a commit that did happen is lost: for the hook it is a rollback, and the row is delivered all the same.
+/// The answer of a successful commit is lost. The hook is called for a rollback, and the event is still delivered.
 async fn lose_an_answer<S: Store>(outbox: Outbox<S>, hook: &RecordingHook, calls: &Calls, lose: impl Fn()) {
     let mut delivered = Vec::new();
     loop {
@@ -229,7 +229,7 @@ async fn lose_an_answer<S: Store>(outbox: Outbox<S>, hook: &RecordingHook, calls
         outbox.write(&mut transaction, &written).await.unwrap();
         lose();
         let Err(error) = transaction.commit().await else {
-            // It hit a commit of the dispatcher.
+            // The lost answer was that of a commit of the dispatcher.
             assert!(delivered.len() < 10);
             continue;
         };

@@ -1,4 +1,4 @@
-//! B: writing, and the hook around it.
+//! B: writing events, and the writer hook.
 
 use std::sync::{Arc, Mutex};
 
@@ -27,7 +27,7 @@ on_every_store! {
 
 type Outboxed<H> = Outbox<Watched<<H as Harness>::Store>>;
 
-/// A writer with a hook, over a store that keeps call_log.
+/// A writer with a hook, on a store that logs its calls.
 async fn hooked<H: Harness>(db: &H, hook: impl WriterHook) -> (Outboxed<H>, CallLog) {
     let (pool, call_log) = watched(db).await;
     (Outbox::new(pool).mode(Mode::WriterOnly).hook(hook).start().await.unwrap(), call_log)
@@ -42,7 +42,7 @@ async fn is_there<S: Store>(outbox: &Outbox<S>, event: &Event) -> bool {
 }
 
 async fn b1_a_dropped_transaction_writes_nothing<H: Harness>(db: H) {
-    // That one cannot be written without is shown by the doc test of the same name.
+    // The doc test b1 shows that a write without a transaction does not compile.
     let (outbox, _) = hooked(&db, RecordingHook::new()).await;
     let event = event();
     let mut transaction = begin(&outbox).await;
@@ -108,7 +108,7 @@ async fn b6_the_hook_is_called_in_order<H: Harness>(db: H) {
     let mut transaction = begin(&outbox).await;
     outbox.write_all(&mut transaction, &batch).await.unwrap();
     let written = [HookCall::BeforeWrite(batch.clone()), HookCall::AfterWrite(batch.clone())];
-    assert_eq!(hook.calls(), written, "its end is not known yet");
+    assert_eq!(hook.calls(), written, "the transaction has not ended yet");
     assert_eq!(call_log.calls("insert"), [2]);
     transaction.commit().await.unwrap();
     assert_eq!(hook.calls()[2..], [HookCall::AfterCommit(batch.clone())]);
@@ -119,7 +119,7 @@ async fn b6_the_hook_is_called_in_order<H: Harness>(db: H) {
     assert_eq!(hook.calls()[5..], [HookCall::AfterRollback(other)]);
 }
 
-/// Answers with something else than it was given, and writes down what comes after.
+/// A hook that returns other events than it got, and notes the calls after that.
 #[derive(Clone)]
 struct Replacing {
     by: Vec<Event>,
@@ -163,14 +163,14 @@ async fn b8_a_hook_that_returns_no_events_suppresses_the_write<H: Harness>(db: H
     assert_eq!((call_log.calls("insert").len(), hook.after.calls().len()), (0, 0));
 }
 
-/// Refuses, or panics.
+/// A hook that refuses, or panics.
 struct Refusing {
     panics: bool,
 }
 
 impl WriterHook for Refusing {
     fn before_write(&self, _: Vec<Event>) -> Result<Vec<Event>, HookError> {
-        assert!(!self.panics, "as it was told");
+        assert!(!self.panics, "the test wants a panic");
         Err("not on Sundays".into())
     }
 }
@@ -187,23 +187,23 @@ async fn b9_a_refusing_hook_aborts_the_write<H: Harness>(db: H) {
     }
 }
 
-/// Panics whenever something has happened.
+/// A hook that panics in every call after the insert.
 struct Panicking(RecordingHook);
 
 impl WriterHook for Panicking {
     fn after_write(&self, events: &[Event]) {
         self.0.after_write(events);
-        panic!("never mind");
+        panic!("the hook panics");
     }
 
     fn after_commit(&self, events: &[Event]) {
         self.0.after_commit(events);
-        panic!("never mind");
+        panic!("the hook panics");
     }
 
     fn after_rollback(&self, events: &[Event]) {
         self.0.after_rollback(events);
-        panic!("never mind");
+        panic!("the hook panics");
     }
 }
 
@@ -270,7 +270,7 @@ async fn b13_without_a_hook_a_write_costs_one_insert<H: Harness>(db: H) {
     );
 }
 
-/// Keeps what it was given and changes its own copy at every call.
+/// A hook that keeps a copy of its events and changes the copy at every call.
 #[derive(Clone, Default)]
 struct Hoarding(Arc<Mutex<Vec<Event>>>);
 
@@ -299,5 +299,5 @@ async fn b14_a_hook_cannot_change_what_is_written<H: Harness>(db: H) {
     let ids = outbox.write_all(&mut transaction, &batch).await.unwrap();
     transaction.commit().await.unwrap();
     assert_eq!(ids.len(), 2);
-    assert_eq!(*hook.0.lock().unwrap(), batch, "what is reported is what was inserted");
+    assert_eq!(*hook.0.lock().unwrap(), batch, "the hook gets the events that were inserted");
 }

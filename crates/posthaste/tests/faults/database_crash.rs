@@ -1,4 +1,4 @@
-//! A database that crashes under load and comes back.
+//! The database crashes under load and starts again.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ async fn a_crash_of_postgres_under_load_loses_nothing() {
         let node = Node::start(&role);
         let mut faults = Vec::new();
         for round in 1..=2 {
-            node.wait_until("it is at work", |entries| started(entries) > 300 * round);
+            node.wait_until("the node delivers", |entries| started(entries) > 300 * round);
             faults.push(now_millis());
             server.restart().await;
             faults.push(now_millis());

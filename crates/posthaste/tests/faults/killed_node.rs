@@ -1,4 +1,4 @@
-//! `kill -9` of one of two nodes, again and again, while both write and deliver.
+//! The test kills one of two nodes again and again (`kill -9`), while both write and deliver.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use crate::process::{Node, read, started, wait_until, written};
 
 const LEASE: Duration = Duration::from_secs(2);
 
-/// Processes that write to one file of SQLite all the time wait for each other without any order: one may have to wait
-/// for seconds until it can renew a lease or record an outcome.
+/// Processes that write to one SQLite file wait for its lock in no fair order. One process may wait for seconds until it
+/// can renew a lease or settle a row.
 const LEASE_OF_A_FILE: Duration = Duration::from_secs(6);
 
 fn lease(url: &str) -> Duration {
     if url.starts_with("sqlite") { LEASE_OF_A_FILE } else { LEASE }
 }
 
-/// What the nodes wrote, checked with what their database may make them wait.
+/// The history of the nodes, with the time that a settlement may take on this database.
 fn history_of(url: &str, diaries: Vec<Vec<Entry>>, faults: Vec<u64>) -> History {
     let history = History::new(diaries, faults);
     if url.starts_with("sqlite") { history.settled_within(LEASE_OF_A_FILE.as_millis() as u64) } else { history }
@@ -39,7 +39,7 @@ fn role(url: &str, folder: &std::path::Path, name: &str, mode: Mode, writes: u32
     }
 }
 
-/// One node writes and delivers all the time, the other is killed while it does, and started again.
+/// One node writes and delivers all the time. The other is killed while it does the same, and started again.
 fn kill_again_and_again(url: &str, mode: Mode) -> History {
     let folder = tempfile::tempdir().unwrap();
     let steady = role(url, folder.path(), "steady", mode, u32::MAX);
@@ -72,7 +72,7 @@ fn check_killed(url: &str) {
     assert!(summary.committed > 500, "{summary:?}");
 }
 
-/// A file in this folder, which two processes share.
+/// The URL of a database file in this folder, which two processes share.
 fn sqlite(folder: &tempfile::TempDir) -> String {
     format!("sqlite://{}?mode=rwc", folder.path().join("shared.db").display())
 }
@@ -109,7 +109,7 @@ async fn order_survives_a_killed_node_on_sqlite() {
 
 fn check_order_of_killed(url: &str) {
     let folder = tempfile::tempdir().unwrap();
-    // One writes, so that there is one order; both deliver.
+    // Only one node writes, so that there is one order. Both deliver.
     let writer = role(url, folder.path(), "writer", Mode::ORDERED, u32::MAX);
     let survivor = Node::start(&writer);
     let (mut faults, mut diaries) = (Vec::new(), Vec::new());
@@ -135,8 +135,8 @@ fn check_order_of_killed(url: &str) {
     history.check_order();
 }
 
-/// Killed between the claim and the settlement, in the middle of a batch: what was done stays done, the rest is done by
-/// the other.
+/// A node is killed between the claim and the settlement, in the middle of a batch. Events that were done stay done, and
+/// the other node delivers the rest.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_killed_in_the_middle_of_a_batch_leaves_the_rest_to_another_node() {
     let url = servers::postgres().await;
@@ -155,6 +155,6 @@ async fn a_node_killed_in_the_middle_of_a_batch_leaves_the_rest_to_another_node(
     let summary = history().check();
     other.stop();
     assert_eq!(summary.committed, 180);
-    // Four workers were at it, and what they had ended in the last moment may not have been recorded.
+    // Four workers were delivering, and the deliveries that they ended last may not have been settled.
     assert!(summary.duplicates < 50, "{summary:?}");
 }

@@ -9,20 +9,20 @@ use posthaste_core::outbox::{
     Position, Purge, Reader, Registration, RowUpdate, SettleStore, SettledRows, Store, WriteStore,
 };
 
-/// What a store was asked to do, and what it is told to refuse.
+/// The calls that a store got, and the calls that it is to refuse.
 #[derive(Clone, Default)]
 pub struct CallLog(Arc<Mutex<Calls>>);
 
 #[derive(Default)]
 struct Calls {
-    /// By statement: how much each call was about.
+    /// By statement: the number of rows of each call.
     calls: HashMap<&'static str, Vec<usize>>,
     refusals: HashMap<&'static str, usize>,
     lost_answers: HashMap<&'static str, usize>,
 }
 
 impl CallLog {
-    /// How much each call of this statement was about: rows to insert, to claim, to settle or to purge.
+    /// The number of rows that each call of this statement was to insert, claim, settle or purge.
     pub fn calls(&self, statement: &str) -> Vec<usize> {
         self.0.lock().unwrap().calls.get(statement).cloned().unwrap_or_default()
     }
@@ -32,12 +32,12 @@ impl CallLog {
         self.0.lock().unwrap().refusals.insert(statement, calls);
     }
 
-    /// The next calls of this statement are carried out, and their answers are lost.
+    /// The next calls of this statement are executed, and their answers are lost.
     pub fn lose_answers(&self, statement: &'static str, calls: usize) {
         self.0.lock().unwrap().lost_answers.insert(statement, calls);
     }
 
-    /// How many answers are still to be lost.
+    /// The number of answers that are still to be lost.
     pub fn lost_answers(&self, statement: &str) -> usize {
         self.0.lock().unwrap().lost_answers.get(statement).copied().unwrap_or_default()
     }
@@ -52,7 +52,7 @@ impl CallLog {
         }
     }
 
-    /// How many refusals are still to come.
+    /// The number of calls that are still to be refused.
     pub fn refusals(&self, statement: &str) -> usize {
         self.0.lock().unwrap().refusals.get(statement).copied().unwrap_or_default()
     }
@@ -70,13 +70,13 @@ impl CallLog {
     }
 }
 
-/// A pool whose stores keep call_log.
+/// A pool whose stores log their calls.
 pub struct WatchedPool<P> {
     pub pool: P,
     pub call_log: CallLog,
 }
 
-/// A store that keeps call_log.
+/// A store that logs its calls.
 pub struct Watched<S> {
     store: S,
     call_log: CallLog,
