@@ -45,8 +45,8 @@ pub use transaction::{MemoryConnection, MemoryTransaction};
 pub struct MemoryDatabase(Arc<Shared>);
 
 struct Shared {
-    /// The time of its creation by tokio's clock and by the wall clock. Its clock is the wall clock of that moment plus the
-    /// time that has passed on tokio's clock.
+    /// The time of its creation by tokio's clock and by the wall clock. Its clock is the wall clock of that moment plus
+    /// the time that has passed on tokio's clock.
     made: (Instant, i64),
     state: Mutex<State>,
 }

@@ -2,8 +2,8 @@
 //!
 //! [`postgres`] and [`mariadb`] create a new database on a server that the first test of a test binary starts.
 //! [`Postgres`] and [`MariaDb`] are servers for one test, which can crash them and start them again. A [`Cutter`] is a
-//! proxy between a client and a server that cuts a connection at the worst moment. All servers and their data are removed
-//! when the process ends, even if it is killed.
+//! proxy between a client and a server that cuts a connection at the worst moment. All servers and their data are
+//! removed when the process ends, even if it is killed.
 //!
 //! If a server is not installed, the test fails with a message that says what to install. No test is skipped.
 

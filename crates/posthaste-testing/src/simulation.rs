@@ -1,9 +1,9 @@
-//! A seeded simulation of services that share one outbox, with crashes between any two steps, lost leases, lost answers,
-//! and slow or failing listeners.
+//! A seeded simulation of services that share one outbox, with crashes between any two steps, lost leases, lost
+//! answers, and slow or failing listeners.
 //!
 //! Every node is a real [`Outbox`] on the in-memory database. All randomness comes from one seed and time is tokio's
-//! paused clock, so a seed that fails once fails again. A run has two phases: a storm, in which every step may fail, and
-//! calm, in which every event must be finished.
+//! paused clock, so a seed that fails once fails again. A run has two phases: a storm, in which every step may fail,
+//! and calm, in which every event must be finished.
 
 mod checker;
 mod node;

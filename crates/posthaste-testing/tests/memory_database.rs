@@ -1,4 +1,4 @@
-//! What a user's test can do with an outbox in memory, and the laws of a store and its upkeep on it.
+//! The in-memory outbox: what the test of a user can do with it, its store, and its operator queries.
 
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
@@ -67,7 +67,7 @@ fn statuses(database: &MemoryDatabase) -> Vec<OutboxStatus> {
     database.rows(TABLE).iter().map(|row| row.status).collect()
 }
 
-/// An outbox whose listener writes down what it was given.
+/// An outbox, and the ids of the events that its listener got.
 async fn delivering(database: &MemoryDatabase, mode: Mode) -> (Outbox<MemoryOutbox>, Arc<Mutex<Vec<String>>>) {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let seen_by_listener = seen.clone();
@@ -85,7 +85,7 @@ async fn only_committed_events_are_delivered() {
         let (outbox, seen) = delivering(&database, mode).await;
         let mut transaction = outbox.begin().await.unwrap();
         outbox.write(&mut transaction, event("committed")).await.unwrap();
-        assert!(database.rows(TABLE).is_empty(), "nothing is seen before the commit");
+        assert!(database.rows(TABLE).is_empty(), "no row is visible before the commit");
         transaction.commit().await.unwrap();
         let mut plain = database.begin().await.unwrap();
         outbox.write(&mut plain, event("plain")).await.unwrap();
@@ -136,9 +136,11 @@ async fn a_duplicate_event_id_is_refused() {
     one.commit().await.unwrap();
     assert_eq!(other.commit().await.unwrap_err().kind(), FaultKind::Permanent);
     let mut third = outbox.begin().await.unwrap();
-    let Err(WriteError::Store(error)) = outbox.write(&mut third, event("same")).await else { panic!("an error") };
+    let Err(WriteError::Store(error)) = outbox.write(&mut third, event("same")).await else {
+        panic!("the write is refused")
+    };
     assert_eq!(error.kind(), FaultKind::Permanent);
-    assert_eq!(statuses(&database), [OutboxStatus::New], "nobody here delivers");
+    assert_eq!(statuses(&database), [OutboxStatus::New], "a writer does not deliver");
 }
 
 #[tokio::test]
@@ -156,7 +158,7 @@ async fn each_table_numbers_its_rows_at_the_insert() {
     late.commit().await.unwrap();
     assert_eq!(claimed_rows(&store, "x:2").await, [1]);
     assert_eq!(database.rows("other").len(), 2);
-    assert!(database.rows("nobody's").is_empty());
+    assert!(database.rows("unknown").is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -168,13 +170,13 @@ async fn suspects_are_claimed_in_a_group_then_alone_and_are_dead_after_four_loss
     assert_eq!(claimed_rows(&store, "x:2").await, [0; 0]);
     for (losses, group) in [(1, vec![1, 2]), (2, vec![1]), (3, vec![1])] {
         sleep(LEASE).await;
-        assert!(claim(&store, "y:1", false).await.rows.is_empty(), "suspects are not allowed");
+        assert!(claim(&store, "y:1", false).await.rows.is_empty(), "the claim does not allow suspects");
         let (claim_id, started) = (format!("x:{losses}0"), format!("x:{losses}0:started"));
         assert_eq!(claimed_rows(&store, &claim_id).await, group);
         assert_eq!(
             store.settle(&["x:1".to_owned()], &[done(1)]).await.unwrap().applied,
             HashSet::new(),
-            "a stale claim_id"
+            "a stale claim id settles nothing"
         );
         assert_eq!(database.rows(TABLE)[0].lease_losses, losses);
         assert_eq!(store.mark_started(&claim_id, &started, &[1]).await.unwrap(), HashSet::from([1]));
@@ -186,10 +188,10 @@ async fn suspects_are_claimed_in_a_group_then_alone_and_are_dead_after_four_loss
     assert_eq!((row.status, row.locked_by.clone()), (OutboxStatus::Dead, None));
     assert!(row.last_error.as_ref().unwrap().starts_with("lease_lost"));
     assert_eq!(claimed_rows(&store, "x:50").await, [2]);
-    assert_eq!(database.rows(TABLE)[1].lease_losses, 1, "its delivery was never started");
+    assert_eq!(database.rows(TABLE)[1].lease_losses, 1, "the delivery of this row was never started");
     let retry = RowUpdate { status: OutboxStatus::Retry, attempts: Some(1), ..done(2) };
     assert_eq!(store.settle(&["x:50".to_owned()], &[retry]).await.unwrap().applied, HashSet::from([2]));
-    assert_eq!(database.rows(TABLE)[1].lease_losses, 0, "an attempt came to its end");
+    assert_eq!(database.rows(TABLE)[1].lease_losses, 0, "a finished attempt clears the losses");
 }
 
 #[tokio::test(start_paused = true)]
@@ -204,7 +206,7 @@ async fn a_table_has_one_owner_and_its_generation_fences_the_previous_one() {
     assert_eq!(
         store.acquire_ownership("one", LEASE).await.unwrap(),
         Owner::Us { generation: 1 },
-        "nobody was in between"
+        "no other process owned the table in between"
     );
     store.release_ownership("one").await.unwrap();
     assert_eq!(store.acquire_ownership("other", LEASE).await.unwrap(), Owner::Us { generation: 2 });
@@ -225,7 +227,7 @@ async fn a_dead_head_blocks_its_key_or_is_skipped() {
         assert_eq!(claimed_rows(&store, "x:2").await, after);
         assert!(store.discard("a1").await.unwrap());
         store.release(&LeaseSet::Rows { claim_ids: &["x:2".to_owned()], rows: &[2, 3] }).await.unwrap();
-        assert_eq!(claimed_rows(&store, "x:3").await, [2, 3], "nothing is before them any more");
+        assert_eq!(claimed_rows(&store, "x:3").await, [2, 3], "no row blocks them any more");
     }
 }
 
@@ -250,7 +252,7 @@ async fn operators_list_replay_discard_and_purge_events() {
     assert_eq!(store.purge(Purge::Done, Duration::from_secs(60), 10).await.unwrap(), 1);
     assert_eq!(store.purge(Purge::Dead, Duration::ZERO, 10).await.unwrap(), 0);
     assert_eq!(store.purge(Purge::Everything, Duration::ZERO, 1).await.unwrap(), 1);
-    assert_eq!(database.rows(TABLE).len(), 1, "the oldest first");
+    assert_eq!(database.rows(TABLE).len(), 1, "the oldest row is purged first");
 }
 
 #[tokio::test(start_paused = true)]
@@ -260,7 +262,7 @@ async fn a_commit_notifies_other_processes() {
     let wakeup = Wakeup::default();
     tokio::select! {
         biased;
-        _ = one.listen(wakeup.clone()) => panic!("it listens for ever"),
+        _ = one.listen(wakeup.clone()) => panic!("listen does not return"),
         () = sleep(Duration::from_secs(1)) => {}
         () = async {
             other.notify().await.unwrap();
@@ -275,7 +277,7 @@ async fn a_commit_notifies_other_processes() {
     let mut transaction = operator.begin().await.unwrap();
     operator.write(&mut transaction, event("notified")).await.unwrap();
     transaction.commit().await.unwrap();
-    // Long before the next poll.
+    // This is long before the next poll.
     sleep(Duration::from_millis(20)).await;
     assert_eq!(*seen.lock().unwrap(), ["notified"]);
     reader.close().await;
@@ -289,7 +291,7 @@ async fn dead_events_are_replayed_through_the_outbox() {
     outbox.write_all(&mut transaction, ["a", "b"].map(event)).await.unwrap();
     transaction.commit().await.unwrap();
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(statuses(&database), [OutboxStatus::Dead; 2], "nobody listens for it");
+    assert_eq!(statuses(&database), [OutboxStatus::Dead; 2], "no listener matches");
     outbox.close().await;
     let (outbox, seen) = delivering(&database, Mode::SingleNode).await;
     assert_eq!(outbox.dead().replay_all(&DeadFilter::all(), NonZeroUsize::MIN).await.unwrap(), 2);

@@ -96,8 +96,8 @@ impl MemoryTable {
         rows.take(view.request.limit + 1).map(|row| view.candidate(row, row.position(), None)).collect()
     }
 
-    /// The candidates of a claim in ordered mode: the rows of each key from its head on. A row that waits behind others is
-    /// never a candidate, which has the same effect as marking it as blocked.
+    /// The candidates of a claim in ordered mode: the rows of each key from its head on. A row that waits behind others
+    /// is never a candidate, which has the same effect as marking it as blocked.
     fn candidates_by_key(&self, view: &View<'_>) -> Vec<Candidate> {
         let mut candidates = Vec::new();
         for row in self.pending.iter().take_while(|at| at.due <= view.now).filter_map(|at| self.row(at.seq)) {

@@ -139,7 +139,8 @@ impl MemoryTable {
         self.rows.get(self.by_id.get(event_id)?)
     }
 
-    /// A row gets its number at the insert and not at the commit. As in a real database, a later number may commit first.
+    /// A row gets its number at the insert and not at the commit. As in a real database, a later number may commit
+    /// first.
     pub(super) fn next_seq(&mut self) -> i64 {
         self.last_seq += 1;
         self.last_seq

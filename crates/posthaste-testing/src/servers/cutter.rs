@@ -36,8 +36,8 @@ struct Traffic {
 /// What the proxy does with the data that triggers a cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keep {
-    /// The proxy forwards the data to the server, but the client never gets the answer: a commit happened and the client
-    /// does not know.
+    /// The proxy forwards the data to the server, but the client never gets the answer: a commit happened and the
+    /// client does not know.
     Forwarded,
     /// The server never gets the data: a commit did not happen and the client does not know.
     Swallowed,
@@ -52,8 +52,8 @@ enum Trap {
 }
 
 impl Cutter {
-    /// Listens on a loopback port and forwards to the host and port of this URL. It connects to the server for each client
-    /// connection, so the server may be stopped and started meanwhile.
+    /// Listens on a loopback port and forwards to the host and port of this URL. It connects to the server for each
+    /// client connection, so the server may be stopped and started meanwhile.
     ///
     /// # Panics
     ///
@@ -104,8 +104,8 @@ impl Cutter {
         self.traffic.send_modify(|traffic| traffic.is_refusing = false);
     }
 
-    /// Stalls the connections that are open now: they forward nothing and stay open, as if a firewall dropped their packets.
-    /// New connections work.
+    /// Stalls the connections that are open now: they forward nothing and stay open, as if a firewall dropped their
+    /// packets. New connections work.
     pub fn stall(&self) {
         self.traffic.send_modify(|traffic| traffic.stalled = traffic.connections);
     }
@@ -184,8 +184,8 @@ fn cut_is_done(trap: &watch::Sender<Trap>) {
     });
 }
 
-/// Forwards both ways until one side closes or the trap springs, then closes both. Returns what the cut kept if the trap
-/// sprang.
+/// Forwards both ways until one side closes or the trap springs, then closes both. Returns what the cut kept if the
+/// trap sprang.
 async fn relay(client: TcpStream, server: TcpStream, proxy: &Proxy, number: u64) -> Option<Keep> {
     // Without TCP_NODELAY every small statement would cost a delayed acknowledgement.
     client.set_nodelay(true).ok()?;
@@ -198,8 +198,8 @@ async fn relay(client: TcpStream, server: TcpStream, proxy: &Proxy, number: u64)
         // Both sides stay open and get nothing.
         () = stalled(&proxy.traffic, number) => std::future::pending().await,
     };
-    // From here on the proxy writes nothing to the client. The server processes in order what it got, then reads the end
-    // of the stream and closes. Its close shows that it is done; its next bytes might be the answer to an earlier
+    // From here on the proxy writes nothing to the client. The server processes in order what it got, then reads the
+    // end of the stream and closes. Its close shows that it is done; its next bytes might be the answer to an earlier
     // statement. An error counts as a close, too.
     let finish = async {
         if keep == Keep::Forwarded {

@@ -179,13 +179,15 @@ impl Ledger {
         self.owner = Some(format!("{owner}:{generation}"));
     }
 
-    /// The event lost its lease too often and goes dead. The first loss may have any cause; the others must be deliveries
-    /// that did not end.
+    /// The event lost its lease too often and goes dead. The first loss may have any cause; the others must be
+    /// deliveries that did not end.
     pub(super) fn went_dead(&mut self, seq: i64) {
         let event = self.event(seq);
         event.went_dead += 1;
         if std::mem::take(&mut event.starts) < DEAD_AFTER_LOSSES - 1 {
-            self.violation(format!("event {seq} went dead for lost leases although its delivery was not started often enough"));
+            self.violation(format!(
+                "event {seq} went dead for lost leases although its delivery was not started often enough"
+            ));
         }
     }
 
@@ -278,7 +280,8 @@ impl Ledger {
 
     /// All earlier events of the same key must have been delivered, and no other event of the key may be in flight.
     ///
-    /// Where dead events are skipped, a replayed event is out of order by definition, and may be in flight with a later one.
+    /// Where dead events are skipped, a replayed event is out of order by definition, and may be in flight with a later
+    /// one.
     fn check_order(&mut self, node: usize, seq: i64, dead_head: DeadHead) {
         let Some(event) = self.events.get(&seq) else { return };
         let comes_later = |event: &EventRecord| dead_head == DeadHead::Skip && event.replays > 0;

@@ -29,7 +29,8 @@ struct Inner {
     sabotaged: bool,
     ledger: Ledger,
     last_number: usize,
-    /// The transactions that may still commit: the node of each, and the keys that no other transaction may write meanwhile.
+    /// The transactions that may still commit: the node of each, and the keys that no other transaction may write
+    /// meanwhile.
     writers: BTreeMap<usize, (usize, Vec<String>)>,
 }
 
@@ -238,7 +239,9 @@ impl World {
         let left = rows.into_iter().filter(|row| row.status != OutboxStatus::Done);
         let left: Vec<_> = left.map(|row| (row.seq, row.status, row.locked_by, row.last_error)).collect();
         let writers = self.lock().writers.len();
-        Violation::new(format!("after an hour of calm {writers} transactions are open and these rows are not done: {left:?}"))
+        Violation::new(format!(
+            "after an hour of calm {writers} transactions are open and these rows are not done: {left:?}"
+        ))
     }
 
     pub(super) fn check(&self) -> Result<Summary, Violation> {

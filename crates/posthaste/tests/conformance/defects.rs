@@ -65,7 +65,8 @@ async fn fill_memory(db: &Memory, count: usize) {
     }
 }
 
-/// On a paused clock, time passes only while every task waits for a timer. The benchmarks measure the speed of the code.
+/// On a paused clock, time passes only while every task waits for a timer. The benchmarks measure the speed of the
+/// code.
 #[tokio::test(start_paused = true)]
 async fn z1_no_timer_keeps_one_worker_below_fifty_thousand_a_second() {
     const EVENTS: usize = 30_000;
@@ -368,7 +369,8 @@ async fn z13_a_failing_head_blocks_its_own_key_only<H: Harness>(db: H) {
     let outbox = builder.start().await.unwrap();
     let event =
         |key: &str, fails: &str| Event::text("t", "{}").aggregate("a", key).header("fails", fails).build().unwrap();
-    // The head of the first key succeeds at its third attempt, the head of the second key never, and the third key at once.
+    // The head of the first key succeeds at its third attempt, the head of the second key never, and the third key at
+    // once.
     let events = [event("1", "2"), event("1", "0"), event("2", "3"), event("2", "0"), event("3", "0"), event("3", "0")];
     let ids = write(&outbox, &events).await;
     all_done(&outbox, &[&ids[..2], &ids[4..]].concat()).await;

@@ -148,7 +148,10 @@ async fn the_writers_trace_context_is_stored_with_the_event<H: Harness>(db: H) {
     let ids = write(&outbox, &[event()]).await;
     all_done(&outbox, &ids).await;
     let given = outbox.find(&ids[0]).await.unwrap().unwrap().event.unwrap();
-    assert!(given.header(TRACEPARENT).is_some_and(|trace| trace.starts_with("00-0af7")), "the trace is stored with the row");
+    assert!(
+        given.header(TRACEPARENT).is_some_and(|trace| trace.starts_with("00-0af7")),
+        "the trace is stored with the row"
+    );
     assert_eq!(*continued.lock().unwrap(), given.headers(), "the listener's span continues the trace");
     let ids = write(&outbox, &[own]).await;
     all_done(&outbox, &ids).await;

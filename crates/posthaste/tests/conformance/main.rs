@@ -1,5 +1,5 @@
-//! The behaviour of the library, one test per behaviour, on every store. `docs/conformance.md` lists the behaviours that
-//! have an id, with their tests. The other tests check the contract of stores and of processes that share a table.
+//! The behaviour of the library, one test per behaviour, on every store. `docs/conformance.md` lists the behaviours
+//! that have an id, with their tests. The other tests check the contract of stores and of processes that share a table.
 
 mod acceptance;
 mod claims;

@@ -128,7 +128,11 @@ async fn j5_close_stops_everything_even_if_the_database_fails<H: Harness>(db: H)
     call_log.refuse("release_ownership", usize::MAX);
     outbox.close().await;
     let after = ["purge", "claim", "oldest_due"].map(|statement| call_log.calls(statement).len());
-    assert_eq!(call_log.calls("release_ownership").len(), 1, "close releases the ownership although the database fails");
+    assert_eq!(
+        call_log.calls("release_ownership").len(),
+        1,
+        "close releases the ownership although the database fails"
+    );
     outbox.close().await;
     all_back::<H>(&connections).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -138,7 +142,11 @@ async fn j5_close_stops_everything_even_if_the_database_fails<H: Harness>(db: H)
         "no task runs after close"
     );
     let late = write(&outbox, &events(1)).await;
-    assert_eq!(row(&outbox, &late[0]).await.status, OutboxStatus::New, "written, and left for another process to deliver");
+    assert_eq!(
+        row(&outbox, &late[0]).await.status,
+        OutboxStatus::New,
+        "written, and left for another process to deliver"
+    );
 }
 
 async fn j6_single_node_delivers_by_the_hot_path<H: Harness>(db: H) {

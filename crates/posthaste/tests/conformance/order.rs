@@ -39,7 +39,11 @@ async fn rows_behind_a_head_are_blocked_until_it_is_done<H: Database>(db: H) {
     write(&writer(&db).await, &["a1", "b1", "a2", "a3", "b2"].map(|id| of_key(id, &id[..1]))).await;
     let head = claim(&one, 1).await;
     assert_eq!(claimed_ids(&head), ["a1"]);
-    assert_eq!(claimed_ids(&claim(&other, 10).await), ["b1", "b2"], "a whole run of one key, and no row of the blocked key");
+    assert_eq!(
+        claimed_ids(&claim(&other, 10).await),
+        ["b1", "b2"],
+        "a whole run of one key, and no row of the blocked key"
+    );
     assert_eq!(blocked(&db).await, ["a2", "a3"]);
     assert!(is_idle(&other.claim(10).await.unwrap()));
 

@@ -108,7 +108,10 @@ async fn p3_a_typed_listener_gets_its_payload<H: Harness>(db: H) {
     all_done(&outbox, &ids[..2]).await;
     let dead = row_when(&outbox, &ids[2], |row| row.status == OutboxStatus::Dead).await;
     outbox.close().await;
-    assert!(dead.last_error.unwrap().starts_with("payload: "), "a payload that cannot be parsed is a permanent failure");
+    assert!(
+        dead.last_error.unwrap().starts_with("payload: "),
+        "a payload that cannot be parsed is a permanent failure"
+    );
     assert_eq!(calls.len(), 2);
     for (event_type, is_empty) in [("", true), ("placed", false)] {
         let builder = Outbox::new(db.pool().await).on("placed", |_| async {}).on(event_type, |_| async {});

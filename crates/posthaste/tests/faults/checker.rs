@@ -62,7 +62,8 @@ impl History {
         ended
     }
 
-    /// No event is lost, no event of a rolled-back transaction is delivered, and only deliveries in flight are repeated.
+    /// No event is lost, no event of a rolled-back transaction is delivered, and only deliveries in flight are
+    /// repeated.
     pub fn check(&self) -> Summary {
         let (committed, ended) = (self.committed(), self.ended());
         for id in &committed {
@@ -85,7 +86,8 @@ impl History {
             for again in starts.windows(2) {
                 // An end within the same millisecond belongs to the later delivery.
                 let before = ended.get(id).into_iter().flatten().filter(|end| **end < again[1]).max();
-                // Either the fault cut off the delivery, or the delivery ended so shortly before it that it was not settled.
+                // Either the fault cut off the delivery, or the delivery ended so shortly before it that it was not
+                // settled.
                 let explained = match before {
                     None => self.faults.iter().any(|fault| (again[0]..=again[1]).contains(fault)),
                     Some(end) => self.faults.iter().any(|fault| (*end..=*end + self.unsettled).contains(fault)),

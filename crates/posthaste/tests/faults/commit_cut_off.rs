@@ -1,4 +1,5 @@
-//! The connection is lost during COMMIT, so the client cannot know if the transaction committed. Both cases must end well.
+//! The connection is lost during COMMIT, so the client cannot know if the transaction committed. Both cases must end
+//! well.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +22,8 @@ async fn cut_off<S: Store>(pool: impl Pool<S>, cutter: &Cutter, mode: Mode, keep
         async move { delivered.send(event.id().to_owned()).unwrap() }
     });
     let outbox = outbox.start().await.unwrap();
-    // Claims commit, too. If the commit of a claim was cut off instead, this event is committed and the loop tries again.
+    // Claims commit, too. If the commit of a claim was cut off instead, this event is committed and the loop tries
+    // again.
     let mut expected = Vec::new();
     let unknown = loop {
         let event = Event::text("t", "{}").build().unwrap();

@@ -66,8 +66,8 @@ async fn check<S: Store>(outbox: &Outbox<S>, ids: &[String]) {
     }
 }
 
-/// One node loses its database for longer than a lease. Another node repeats only the deliveries that the first node made
-/// and could not settle.
+/// One node loses its database for longer than a lease. Another node repeats only the deliveries that the first node
+/// made and could not settle.
 async fn away<S: Store, P: Pool<S> + Clone>(direct: P, proxied: P, cutter: &Cutter, mode: Mode) {
     let deliveries = Deliveries::default();
     let ids = write(direct.clone(), mode, EVENTS).await;
@@ -122,7 +122,11 @@ async fn lost_answers<S: Store, P: Pool<S> + Clone>(direct: P, proxied: P, cutte
     check(&reader, &ids).await;
     assert_eq!(deliveries.repeated(), 0, "{mode:?}: a lost answer repeats no delivery");
     for id in &ids {
-        assert_eq!(reader.find(id).await.unwrap().unwrap().lease_losses, 0, "{mode:?}: a lost answer is not a lost lease");
+        assert_eq!(
+            reader.find(id).await.unwrap().unwrap().lease_losses,
+            0,
+            "{mode:?}: a lost answer is not a lost lease"
+        );
     }
 }
 

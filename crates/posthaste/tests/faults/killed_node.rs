@@ -11,8 +11,8 @@ use crate::process::{Node, read, started, wait_until, written};
 
 const LEASE: Duration = Duration::from_secs(2);
 
-/// Processes that write to one SQLite file wait for its lock in no fair order. One process may wait for seconds until it
-/// can renew a lease or settle a row.
+/// Processes that write to one SQLite file wait for its lock in no fair order. One process may wait for seconds until
+/// it can renew a lease or settle a row.
 const LEASE_OF_A_FILE: Duration = Duration::from_secs(6);
 
 fn lease(url: &str) -> Duration {
@@ -135,8 +135,8 @@ fn check_order_of_killed(url: &str) {
     history.check_order();
 }
 
-/// A node is killed between the claim and the settlement, in the middle of a batch. Events that were done stay done, and
-/// the other node delivers the rest.
+/// A node is killed between the claim and the settlement, in the middle of a batch. Events that were done stay done,
+/// and the other node delivers the rest.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_killed_in_the_middle_of_a_batch_leaves_the_rest_to_another_node() {
     let url = servers::postgres().await;

@@ -1,5 +1,5 @@
-//! Faults with real processes and real servers: a service is killed, paused or cut off from its database, and every event
-//! that it committed is still delivered.
+//! Faults with real processes and real servers: a service is killed, paused or cut off from its database, and every
+//! event that it committed is still delivered.
 //!
 //! The service is this same program, started again with [`node::ROLE`] in its environment.
 

@@ -1,4 +1,5 @@
-//! A service that writes events in its transactions and delivers them. It keeps a diary in a file, which survives a kill.
+//! A service that writes events in its transactions and delivers them. It keeps a diary in a file, which survives a
+//! kill.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -120,8 +121,8 @@ pub fn serve(role: Role) {
 async fn run<S: Store>(pool: impl Pool<S>, role: Role) {
     let diary = Diary::open(&role);
     let (seen, work) = (diary.clone(), role.work);
-    // The rows of a killed node are suspects and are delivered in small groups. Short queues keep their number small, so
-    // that a test need not wait for many.
+    // The rows of a killed node are suspects and are delivered in small groups. Short queues keep their number small,
+    // so that a test need not wait for many.
     let settings = Settings { hot_queue: 100, cold_queue: 100, ..Settings::default() };
     let builder = Outbox::new(pool)
         .settings(settings)
