@@ -85,8 +85,8 @@ async fn only_a_row_that_crashes_four_processes_goes_dead<H: Harness>(db: H) {
         an_hour_passes(&db, &both).await;
     }
     let node = node(&db, Mode::MultiNode).await;
-    let given_up = node.claim(10).await.unwrap();
-    assert!(given_up.items.is_empty() && given_up.next_due == Some(Duration::ZERO));
+    let last_claim = node.claim(10).await.unwrap();
+    assert!(last_claim.items.is_empty() && last_claim.next_due == Some(Duration::ZERO));
     let killer = row(&outbox, "killer").await;
     assert_eq!((killer.status, killer.attempts, killer.lease_losses), (OutboxStatus::Dead, 0, 4));
     assert!(killer.done_at.is_some() && killer.last_error.unwrap().starts_with("lease_lost: "));
