@@ -9,10 +9,10 @@ use bytes::Bytes;
 use posthaste_core::Settled;
 use posthaste_core::bus::{Bus, Consumer, Fetched, Position, Record, Topics};
 
-/// How long the leases of a bus under test last: long enough to hold, short enough to wait for.
+/// The lease of a bus under test: long enough to be renewed in time, short enough for a test to wait for its end.
 pub const LEASE: Duration = Duration::from_millis(300);
 
-/// Nothing that a law waits for takes this long unless it never comes.
+/// The time after which a law stops waiting and fails.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// One store that buses are opened on. Each law gets a fresh one.
@@ -21,7 +21,7 @@ pub trait BusHarness: Send + Sync {
     /// The bus under test.
     type Bus: Bus;
 
-    /// A bus on the store, with leases of [`LEASE`]. Two of them know as little of each other as two processes would.
+    /// A bus on the store, with leases of [`LEASE`]. Two buses share nothing but the store, like two processes.
     async fn open(&self) -> Self::Bus;
 }
 
@@ -53,7 +53,7 @@ macro_rules! bus_laws {
     };
 }
 
-/// Whole and once, from the earliest record at the group's first start.
+/// Every group reads each record once and complete. A new group starts at the earliest record.
 pub async fn a_published_record_is_read_by_every_group(harness: &impl BusHarness) {
     let bus = harness.open().await;
     publish(&bus, numbered("orders", 0..30)).await;
@@ -65,7 +65,7 @@ pub async fn a_published_record_is_read_by_every_group(harness: &impl BusHarness
     let seen_late = read(&*late, 60).await;
     let published = keys_of(&numbered("orders", 0..60));
     assert_eq!(keys(&seen_early), published);
-    assert_eq!(keys(&seen_late), published, "a group starts at the earliest record");
+    assert_eq!(keys(&seen_late), published, "a new group starts at the earliest record");
     for fetched in seen_late {
         assert_eq!(fetched.value, Bytes::from(format!("value of {}", fetched.key)));
         assert_eq!(fetched.headers, [("key".to_owned(), fetched.key)]);
@@ -73,7 +73,7 @@ pub async fn a_published_record_is_read_by_every_group(harness: &impl BusHarness
     assert_nothing(&*early).await;
 }
 
-/// One answer per record, and a good one means that others can read it.
+/// A publish returns one result per record. After `Ok`, other processes can read the record.
 pub async fn publish_acks_each_record_once_durable(harness: &impl BusHarness) {
     let bus = harness.open().await;
     assert!(bus.publish(Vec::new()).await.is_empty());
@@ -84,10 +84,10 @@ pub async fn publish_acks_each_record_once_durable(harness: &impl BusHarness) {
     assert_eq!(answers.len(), records.len());
     assert!(answers.iter().all(Result::is_ok));
     drop(bus);
-    assert_eq!(keys(&read(&*reader, 200).await), keys_of(&records), "what was acked is there for others");
+    assert_eq!(keys(&read(&*reader, 200).await), keys_of(&records), "other processes read every acked record");
 }
 
-/// Who has seen offset n never later finds a new one ≤ n, with several publishers at once.
+/// A reader that has seen offset n never sees a new record with an offset ≤ n, even with several publishers at once.
 pub async fn offsets_become_visible_in_order(harness: &impl BusHarness) {
     const PUBLISHERS: u64 = 4;
     const BATCHES: u64 = 25;
@@ -98,7 +98,7 @@ pub async fn offsets_become_visible_in_order(harness: &impl BusHarness) {
         let bus = harness.open().await;
         publishers.spawn(async move {
             for batch in 0..BATCHES {
-                // Both topics in each batch, in turns in either order: what would deadlock or interleave shows.
+                // Each batch has both topics, in alternating order, so that a deadlock or an interleaving shows.
                 let topics = if (publisher + batch) % 2 == 0 { ["t1", "t2"] } else { ["t2", "t1"] };
                 let record = |n| record(topics[n as usize % 2], n / 2, format!("{publisher}.{batch}.{n}"));
                 publish(&bus, (0..BATCH).map(record).collect()).await;
@@ -106,7 +106,7 @@ pub async fn offsets_become_visible_in_order(harness: &impl BusHarness) {
         });
     }
     let count = (PUBLISHERS * BATCHES * BATCH) as usize;
-    // While they publish: every offset comes, in order, and none comes late.
+    // While the publishers run, the reader gets every offset in order, and none late.
     let during = offsets_without_gap(&read(&*reader, count).await);
     while let Some(publisher) = publishers.join_next().await {
         publisher.unwrap();
@@ -116,7 +116,7 @@ pub async fn offsets_become_visible_in_order(harness: &impl BusHarness) {
     assert_nothing(&*reader).await;
 }
 
-/// Within a call and from call to call.
+/// Records of one route are in one partition and in order, within one publish call and across calls.
 pub async fn records_of_one_route_share_a_partition_in_order(harness: &impl BusHarness) {
     let bus = harness.open().await;
     for round in 0..5 {
@@ -137,20 +137,20 @@ pub async fn records_of_one_route_share_a_partition_in_order(harness: &impl BusH
     for records in routes.values() {
         assert!(records.iter().all(|fetched| fetched.position.partition == records[0].position.partition));
         assert!(records.is_sorted_by_key(|fetched| fetched.position.offset));
-        assert!(records.is_sorted_by_key(|fetched| &fetched.key), "the order of publishing");
+        assert!(records.is_sorted_by_key(|fetched| &fetched.key), "in the order of publishing");
     }
 }
 
-/// And a second one takes over when the first closes or its lease ends.
+/// A second reader gets the partition when the first closes or its lease ends.
 pub async fn a_partition_has_one_reader_per_group(harness: &impl BusHarness) {
     let bus = harness.open().await;
     publish(&bus, numbered("orders", 0..40)).await;
     let published = keys_of(&numbered("orders", 0..40));
     let give_up = Instant::now() + DEADLINE;
     let mut round = 0;
-    // A machine that stops us for longer than a lease voids the round, not the law.
+    // If the machine pauses the test for longer than a lease, the round proves nothing and is repeated.
     let (first, second) = loop {
-        assert!(Instant::now() < give_up, "never held a lease for two of its lengths");
+        assert!(Instant::now() < give_up, "no lease was renewed for two lease times");
         round += 1;
         let group = format!("group {round}");
         let first = bus.subscribe(&group, named("orders")).await.unwrap();
@@ -161,15 +161,15 @@ pub async fn a_partition_has_one_reader_per_group(harness: &impl BusHarness) {
         }
     };
     first.close().await.unwrap();
-    assert_eq!(keys(&read(&*second, 40).await), published, "free when the first closes");
-    assert!(first.fetch(10).await.unwrap().is_empty(), "who has left reads nothing");
-    // As a process that is killed: it neither closes nor renews.
+    assert_eq!(keys(&read(&*second, 40).await), published, "the partitions are free when the first reader closes");
+    assert!(first.fetch(10).await.unwrap().is_empty(), "a closed reader reads nothing");
+    // Like a killed process, the second reader neither closes nor renews.
     drop(second);
     let third = harness.open().await.subscribe(&format!("group {round}"), named("orders")).await.unwrap();
-    assert_eq!(keys(&read(&*third, 40).await), published, "free when the lease has ended");
+    assert_eq!(keys(&read(&*third, 40).await), published, "the partitions are free when the lease has ended");
 }
 
-/// False when the first consumer's lease may have ended meanwhile.
+/// Returns false if the first consumer's lease may have ended meanwhile.
 async fn second_reads_nothing_while_first_renews(
     first: &dyn Consumer,
     second: &dyn Consumer,
@@ -192,7 +192,7 @@ async fn second_reads_nothing_while_first_renews(
     true
 }
 
-/// At the same offset, under a later generation.
+/// The next reader gets an unacked record at the same offset, with a later generation.
 pub async fn an_unacked_record_is_read_again_by_the_next_reader(harness: &impl BusHarness) {
     let bus = harness.open().await;
     publish(&bus, numbered("orders", 0..20)).await;
@@ -209,13 +209,14 @@ pub async fn an_unacked_record_is_read_again_by_the_next_reader(harness: &impl B
     }
 }
 
-/// Of the law above: an acked record is not read again, also when it was acked out of order.
+/// The next reader does not get an acked record, even if it was acked out of order.
 pub async fn an_acked_record_is_not(harness: &impl BusHarness) {
     let bus = harness.open().await;
     publish(&bus, numbered("orders", 0..60)).await;
     let first = bus.subscribe("group", named("orders")).await.unwrap();
     let seen = read(&*first, 60).await;
-    // The first and every third stay open; the rest is acked backwards, in two calls, one of them twice.
+    // The first and then every third record stay unacked. The rest is acked backwards in two calls, the second
+    // repeated.
     let (open, done): (Vec<_>, Vec<_>) = seen.iter().enumerate().partition(|(index, _)| index % 3 == 0);
     let done: Vec<&Position> = done.iter().rev().map(|(_, fetched)| &fetched.position).collect();
     for part in [&done[..15], &done[15..], &done[15..]] {
@@ -237,20 +238,20 @@ pub async fn an_acked_record_is_not(harness: &impl BusHarness) {
     assert_eq!(read(&*third, 1).await[0].key, "orders 060");
 }
 
-/// And changes nothing, whoever brings it.
+/// An ack with a stale generation changes nothing, whichever consumer sends it.
 pub async fn an_ack_of_a_stale_generation_is_lost_lease(harness: &impl BusHarness) {
     let bus = harness.open().await;
     publish(&bus, numbered("orders", 0..12)).await;
     let first = bus.subscribe("group", named("orders")).await.unwrap();
     let seen = read(&*first, 12).await;
     let stale = positions(&seen);
-    // The first stops renewing, and the second takes over when its lease has ended.
+    // The first reader stops renewing. The second gets the partitions when the lease has ended.
     let second = harness.open().await.subscribe("group", named("orders")).await.unwrap();
     let again = read(&*second, 12).await;
     assert_eq!(first.ack(&stale).await.unwrap(), vec![Settled::LostLease; 12]);
     assert_eq!(first.renew(&stale).await.unwrap(), vec![Settled::LostLease; 12]);
-    assert_eq!(second.ack(&stale).await.unwrap(), vec![Settled::LostLease; 12], "not even through the new owner");
-    // Closed by the second, so that nothing but those acks could keep the records from being read again.
+    assert_eq!(second.ack(&stale).await.unwrap(), vec![Settled::LostLease; 12], "not even if the new owner sends it");
+    // The second reader closes, so that only a stale ack could prevent the records from being read again.
     second.close().await.unwrap();
     let third = harness.open().await.subscribe("group", named("orders")).await.unwrap();
     let third_time = read(&*third, 12).await;
@@ -259,10 +260,10 @@ pub async fn an_ack_of_a_stale_generation_is_lost_lease(harness: &impl BusHarnes
     mixed.insert(1, stale[0]);
     let answers = third.ack(&mixed).await.unwrap();
     let lost: Vec<usize> = (0..answers.len()).filter(|&index| answers[index] == Settled::LostLease).collect();
-    assert_eq!(lost, [1], "answers are in the order of the positions");
+    assert_eq!(lost, [1], "results are in the order of the positions");
 }
 
-/// Also when another process made it.
+/// A prefix subscription reads topics that are created later, even by another process.
 pub async fn a_topic_made_later_is_read_by_its_prefix(harness: &impl BusHarness) {
     let bus = harness.open().await;
     let here = bus.subscribe("here", Topics::Prefix("event.".to_owned())).await.unwrap();
@@ -300,13 +301,13 @@ fn named(topic: &str) -> Topics {
     Topics::Named(vec![topic.to_owned()])
 }
 
-/// Fetches until exactly this many records came.
+/// Fetches until it has exactly this many records.
 async fn read(consumer: &dyn Consumer, count: usize) -> Vec<Fetched> {
     let deadline = Instant::now() + DEADLINE;
     let mut seen = Vec::new();
     while seen.len() < count {
         assert!(Instant::now() < deadline, "{} of {count} records came within {DEADLINE:?}", seen.len());
-        // Less than there is, so that a limit that is not kept shows.
+        // Fewer than are available, so that a broken limit shows.
         let fetched = consumer.fetch(7).await.unwrap();
         assert!(fetched.len() <= 7, "{} records for a limit of 7", fetched.len());
         if fetched.is_empty() {
@@ -318,14 +319,14 @@ async fn read(consumer: &dyn Consumer, count: usize) -> Vec<Fetched> {
     seen
 }
 
-/// Between two looks at something that other tasks change.
+/// Sleeps between two checks of a state that other tasks change.
 async fn pause() {
     tokio::time::sleep(Duration::from_millis(5)).await;
 }
 
 async fn assert_nothing(consumer: &dyn Consumer) {
     let fetched = consumer.fetch(100).await.unwrap();
-    assert!(fetched.is_empty(), "nothing more was to come, and this did: {:?}", keys(&fetched));
+    assert!(fetched.is_empty(), "no more records were expected: {:?}", keys(&fetched));
 }
 
 fn offsets_without_gap(seen: &[Fetched]) -> BTreeMap<(Arc<str>, u32), Vec<String>> {
@@ -341,7 +342,7 @@ fn offsets_without_gap(seen: &[Fetched]) -> BTreeMap<(Arc<str>, u32), Vec<String
 
 fn keys(seen: &[Fetched]) -> BTreeSet<String> {
     let keys: BTreeSet<String> = seen.iter().map(|fetched| fetched.key.clone()).collect();
-    assert_eq!(keys.len(), seen.len(), "a record was handed out twice");
+    assert_eq!(keys.len(), seen.len(), "a record was fetched twice");
     keys
 }
 

@@ -1,7 +1,7 @@
-//! Suites of laws, in-memory fakes and fault injection: the proof of our own backends, and the test kit of a user.
+//! Suites of laws, in-memory fakes and fault injection: they prove our own backends and are a test kit for users.
 //!
-//! A backend is right when it passes the suite of its seam. Nothing here talks to a database but
-//! [`servers`], which starts real ones. A service tests its events with a [`MemoryDatabase`] in place of its own.
+//! A backend is right when it passes the suite of its seam. Only [`servers`] uses real databases, which it starts
+//! itself. A service tests its events with a [`MemoryDatabase`] in place of its own database.
 
 #![warn(missing_docs)]
 

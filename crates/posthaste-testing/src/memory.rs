@@ -19,10 +19,10 @@ pub use outbox::MemoryOutbox;
 pub(crate) use table::MemoryTable;
 pub use transaction::{MemoryConnection, MemoryTransaction};
 
-/// A database of nothing but outbox tables, in memory: the whole life of an event, to test a service without a database.
+/// An in-memory database that has only outbox tables. It tests the whole life of an event without a real database.
 ///
-/// Give it to [`Outbox::new`](posthaste_core::outbox::Outbox::new) in place of a pool of connections. Clones are the same
-/// database. It lives on tokio's clock, so a test that pauses the clock also owns leases and due times.
+/// Give it to [`Outbox::new`](posthaste_core::outbox::Outbox::new) in place of a connection pool. Clones share the same
+/// database. It uses tokio's clock, so a test that pauses the clock also controls leases and due times.
 ///
 /// ```
 /// use posthaste_core::Event;
@@ -45,12 +45,13 @@ pub use transaction::{MemoryConnection, MemoryTransaction};
 pub struct MemoryDatabase(Arc<Shared>);
 
 struct Shared {
-    /// When it was made, by both clocks: times are the second, moved by what has passed on the first.
+    /// The time of its creation by tokio's clock and by the wall clock. Its clock is the wall clock of that moment plus
+    /// the time that has passed on tokio's clock.
     made: (Instant, i64),
     state: Mutex<State>,
 }
 
-/// Everything in it.
+/// The contents of the database, and the faults that a test asked for.
 #[derive(Default)]
 pub(crate) struct State {
     tables: HashMap<String, MemoryTable>,
@@ -68,29 +69,29 @@ impl Default for MemoryDatabase {
 }
 
 impl MemoryDatabase {
-    /// An empty one.
+    /// An empty database.
     pub fn new() -> Self {
         let made = (Instant::now(), Utc::now().timestamp_micros());
         Self(Arc::new(Shared { made, state: Mutex::default() }))
     }
 
-    /// Begins a transaction of the service, as one of sqlx would be: the outbox cannot see its end.
+    /// Begins a transaction of the service, like a transaction of sqlx: the outbox cannot see its end.
     pub async fn begin(&self) -> Result<MemoryTransaction, StoreError> {
         drop(self.statement("begin a transaction")?);
         Ok(MemoryTransaction::new(self.clone()))
     }
 
-    /// All rows of a table, in the order of their numbers; none where nobody opened it.
+    /// All rows of a table, in the order of their numbers. Empty if no outbox has opened the table.
     pub fn rows(&self, table: &str) -> Vec<OutboxRow> {
         self.look(table, |table| table.rows().map(|row| row.as_seen()).collect()).unwrap_or_default()
     }
 
-    /// The next commits fail, and nothing of them is applied.
+    /// The next commits fail and change nothing.
     pub fn fail_commits(&self, count: usize) {
         self.lock().failing_commits = count;
     }
 
-    /// The next commits are applied, but who asked for them never learns it: their outcome is unknown.
+    /// The next commits are applied, but their answers are lost: the caller gets an error with an unknown outcome.
     pub fn lose_commits(&self, count: usize) {
         self.lock().lost_commits = count;
     }
@@ -100,12 +101,12 @@ impl MemoryDatabase {
         self.lock().refusals = statements;
     }
 
-    /// How many transactions have committed.
+    /// The number of transactions that committed.
     pub fn commits(&self) -> usize {
         self.lock().commits
     }
 
-    /// How many transactions were rolled back, or dropped.
+    /// The number of transactions that were rolled back or dropped.
     pub fn rollbacks(&self) -> usize {
         self.lock().rollbacks
     }
@@ -120,14 +121,14 @@ impl MemoryDatabase {
         self.lock().tables.get(table).map(look)
     }
 
-    /// The state, for one statement.
+    /// Locks the state for one statement, or refuses the statement if a test asked for that.
     fn statement(&self, doing: &str) -> Result<MutexGuard<'_, State>, StoreError> {
         let mut state = self.lock();
         match state.refusals {
             0 => Ok(state),
             _ => {
                 state.refusals -= 1;
-                Err(StoreError::new(doing, FaultKind::Transient, "the database in memory was told to refuse"))
+                Err(StoreError::new(doing, FaultKind::Transient, "a test made the in-memory database refuse"))
             }
         }
     }
@@ -148,7 +149,7 @@ impl State {
         }
         match self.tables.get_mut(name.as_str()) {
             Some(table) => table,
-            None => unreachable!("it is there now"),
+            None => unreachable!("the table was just inserted"),
         }
     }
 }
@@ -161,7 +162,7 @@ impl Pool<MemoryOutbox> for MemoryDatabase {
     }
 }
 
-/// A wait without end is one that no test outlives.
+/// Limits the time to a century, because microseconds of `Duration::MAX` do not fit.
 fn in_micros(time: Duration) -> i64 {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
     time.min(CENTURY).as_micros() as i64

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 type Partition = (Arc<str>, u32);
 
-/// A bus in memory that keeps the same laws as the real ones. Clones share one log.
+/// An in-memory bus that keeps the same laws as the real ones. Clones share one log.
 #[derive(Clone)]
 pub struct MemoryBus {
     store: Arc<Mutex<Store>>,
@@ -33,7 +33,7 @@ struct Share {
     owner: Option<u64>,
     generation: i64,
     leased_until: Option<Instant>,
-    /// The lowest offset that was not handed out in this generation.
+    /// The lowest offset that was not fetched in this generation.
     next: i64,
 }
 
@@ -48,7 +48,7 @@ impl MemoryBus {
         lock(&self.store).topics.get(topic).map(|partitions| partitions.concat()).unwrap_or_default()
     }
 
-    /// What was quarantined, with the group that did it.
+    /// The quarantined records, each with the group that quarantined it.
     pub fn quarantined(&self) -> Vec<(String, Poison)> {
         lock(&self.store).quarantined.clone()
     }
@@ -112,8 +112,8 @@ impl Member {
         }
     }
 
-    /// Starts the leases of all partitions that are ours or free, which makes them ours.
-    fn take_partitions(&self, store: &mut Store) {
+    /// Leases all partitions that this member owns or that are free.
+    fn claim_partitions(&self, store: &mut Store) {
         let now = Instant::now();
         if *lock(&self.closed) {
             return;
@@ -135,7 +135,7 @@ impl Member {
         }
     }
 
-    /// The share of this position, if it is still held as it was when the position was handed out.
+    /// The share of this position, if this member still owns it in the generation in which the position was fetched.
     fn share<'a>(&self, store: &'a mut Store, position: &Position) -> Option<&'a mut Share> {
         let key = (self.group.clone(), (Arc::clone(&position.topic), position.partition));
         let share = store.shares.get_mut(&key)?;
@@ -147,7 +147,7 @@ impl Member {
 impl Consumer for Member {
     async fn fetch(&self, limit: usize) -> Result<Vec<Fetched>, StoreError> {
         let mut store = lock(&self.bus.store);
-        self.take_partitions(&mut store);
+        self.claim_partitions(&mut store);
         let Store { topics, shares, .. } = &mut *store;
         let mut fetched = Vec::new();
         for ((group, (topic, partition)), share) in shares {
@@ -183,7 +183,7 @@ impl Consumer for Member {
 
     async fn renew(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
         let mut store = lock(&self.bus.store);
-        self.take_partitions(&mut store);
+        self.claim_partitions(&mut store);
         let renew = |position: &&Position| match self.share(&mut store, position) {
             Some(_) => Settled::Applied,
             None => Settled::LostLease,

@@ -9,9 +9,9 @@ use tokio::sync::Notify;
 
 type Answer<T> = Box<dyn Fn(&T, u32) -> BoxFuture<'static, Outcome> + Send + Sync>;
 
-/// A sink that remembers what it was given and answers as a test tells it to.
+/// A sink that remembers its deliveries and returns the outcomes that a test wants.
 ///
-/// Clones share what was delivered, so a test keeps one and gives one to the relay.
+/// Clones share the deliveries, so a test keeps one clone and gives another to the relay.
 pub struct MemorySink<T>(Arc<Inner<T>>);
 
 struct Inner<T> {
@@ -28,12 +28,12 @@ impl<T> Clone for MemorySink<T> {
 }
 
 impl<T: Clone + Send + Sync + 'static> MemorySink<T> {
-    /// One that accepts everything.
+    /// A sink that accepts every delivery.
     pub fn accepting() -> Self {
         Self::answering(|_, _| async { Outcome::Delivered })
     }
 
-    /// One that answers by the item and the number of its attempt.
+    /// A sink that computes the outcome from the item and the number of its attempt.
     pub fn answering<F, R>(answer: F) -> Self
     where
         F: Fn(&T, u32) -> R + Send + Sync + 'static,
@@ -47,17 +47,17 @@ impl<T: Clone + Send + Sync + 'static> MemorySink<T> {
         }))
     }
 
-    /// Every delivery that was begun, in this order; again for each attempt.
+    /// The items of all deliveries that started, in order. An item appears once per attempt.
     pub fn started(&self) -> Vec<T> {
         lock(&self.0.started).clone()
     }
 
-    /// Every delivery that was answered with [`Outcome::Delivered`], in the order of the answers.
+    /// The items of all deliveries that ended with [`Outcome::Delivered`], in the order in which they ended.
     pub fn delivered(&self) -> Vec<T> {
         lock(&self.0.delivered).clone()
     }
 
-    /// Waits until this many deliveries were begun.
+    /// Waits until this many deliveries started.
     pub async fn wait_for_started(&self, count: usize) {
         self.wait_until(|sink| lock(&sink.0.started).len() >= count).await;
     }

@@ -3,27 +3,27 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use posthaste_core::Event;
 use posthaste_core::outbox::{HookError, WriterHook};
 
-/// A writer hook that remembers in which order it was called, and with what.
+/// A writer hook that remembers its calls and their order.
 ///
-/// Clones share what was recorded, so a test keeps one and gives one to the outbox.
+/// Clones share the calls, so a test keeps one clone and gives another to the outbox.
 #[derive(Clone, Default)]
 pub struct RecordingHook(Arc<Mutex<Vec<HookCall>>>);
 
 /// One call of a writer hook.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HookCall {
-    /// These are about to be written.
+    /// These events are about to be written.
     BeforeWrite(Vec<Event>),
-    /// These are inserted.
+    /// These events are inserted.
     AfterWrite(Vec<Event>),
-    /// The transaction of these has committed.
+    /// The transaction of these events committed.
     AfterCommit(Vec<Event>),
-    /// The transaction of these was rolled back, or nobody knows.
+    /// The transaction of these events was rolled back, or its outcome is unknown.
     AfterRollback(Vec<Event>),
 }
 
 impl RecordingHook {
-    /// One that has recorded nothing.
+    /// A hook without calls.
     pub fn new() -> Self {
         Self::default()
     }

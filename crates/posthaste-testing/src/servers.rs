@@ -1,10 +1,11 @@
-//! Throwaway real servers, and the faults they can suffer.
+//! Throwaway real servers, and faults to inject into them.
 //!
-//! [`postgres`] and [`mariadb`] give a new database on a server that the first test of a test binary starts; [`Postgres`]
-//! and [`MariaDb`] are servers of a test's own, to be crashed and started again; a [`Cutter`] stands between a client and
-//! either of them and cuts a connection at the worst moment. All of it is gone when the process ends, however it ends.
+//! [`postgres`] and [`mariadb`] create a new database on a server that the first test of a test binary starts.
+//! [`Postgres`] and [`MariaDb`] are servers for one test, which can crash them and start them again. A [`Cutter`] is a
+//! proxy between a client and a server that cuts a connection at the worst moment. All servers and their data are
+//! removed when the process ends, even if it is killed.
 //!
-//! A server that is missing makes the test fail and says what to install; nothing is skipped.
+//! If a server is not installed, the test fails with a message that says what to install. No test is skipped.
 
 mod cutter;
 mod mariadb;

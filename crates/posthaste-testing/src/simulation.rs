@@ -1,9 +1,9 @@
-//! A seeded simulation of services that share one outbox: crashes between any two steps, lost leases, lost answers, slow
-//! and failing listeners.
+//! A seeded simulation of services that share one outbox, with crashes between any two steps, lost leases, lost
+//! answers, and slow or failing listeners.
 //!
-//! Every node is a real [`Outbox`] on the database in memory. Everything random comes from one seed and time is tokio's
-//! paused clock, so a seed that fails fails again. First comes a storm, in which every step may go wrong; then calm, in
-//! which everything must come to an end.
+//! Every node is a real [`Outbox`] on the in-memory database. All randomness comes from one seed and time is tokio's
+//! paused clock, so a seed that fails once fails again. A run has two phases: a storm, in which every step may fail,
+//! and calm, in which every event must be finished.
 
 mod checker;
 mod node;
@@ -23,37 +23,37 @@ use world::World;
 
 pub use checker::Violation;
 
-/// How a run differs from the ordinary, to show that the checker sees what it must see.
+/// A fault that breaks a promise on purpose, to show that the checker finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
-    /// Not at all.
+    /// No fault.
     None,
     /// One claimed event is settled as done without a delivery.
     LoseOne,
-    /// One claimed event is handed out twice; where rows are leased.
+    /// A claim returns one event twice, in modes that lease rows.
     ClaimOneTwice,
-    /// Runs of a key are delivered without waiting for their head; in ordered mode.
+    /// The events of a key are delivered without waiting for their head, in ordered mode.
     ForgetOrder,
-    /// What is rolled back is committed all the same.
+    /// A rollback commits.
     CommitRollbacks,
-    /// Nobody is told that another owns the table, and settlements count whoever makes them.
+    /// Every process believes that it owns the table, and settlements are accepted with any fencing token.
     IgnoreFence,
 }
 
-/// What happened in one run.
+/// The counts of one run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
     /// Committed events.
     pub events: usize,
-    /// How often a listener was called.
+    /// Calls of listeners.
     pub deliveries: usize,
-    /// Processes that died.
+    /// Processes that crashed.
     pub crashes: usize,
-    /// Deliveries that succeeded and were not the first of their event to do so.
+    /// Successful deliveries of an event after its first successful delivery.
     pub duplicates: usize,
-    /// Events that an operator gave up.
+    /// Events that an operator discarded.
     pub discarded: usize,
-    /// Of what was delivered where and when: two runs with the same one went the same way.
+    /// A hash of all deliveries with their nodes and times. Two runs with the same digest went the same way.
     pub digest: u64,
 }
 
@@ -62,7 +62,7 @@ const TABLE: &str = "outbox_event";
 
 /// Runs one seed to its end.
 pub fn simulate(seed: u64, mode: Mode, sabotage: Sabotage) -> Result<Summary, Violation> {
-    // Of the jitter of retries, which is drawn from this thread's generator.
+    // The jitter of retries comes from the generator of this thread.
     fastrand::seed(seed);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
     match runtime {
@@ -82,14 +82,14 @@ async fn run(seed: u64, mode: Mode, sabotage: Sabotage) -> Result<Summary, Viola
         if chance.f64() < 0.6 {
             sleep(Duration::from_millis(chance.u64(0..3_000))).await;
         }
-        nodes.replace_fallen(&mut chance).await?;
+        nodes.replace_crashed(&mut chance).await?;
     }
     let storm = Instant::now() + Duration::from_secs(chance.u64(10..90));
     while Instant::now() < storm {
         sleep(Duration::from_millis(chance.u64(100..3_000))).await;
-        nodes.replace_fallen(&mut chance).await?;
+        nodes.replace_crashed(&mut chance).await?;
         if chance.f64() < 0.2 {
-            operator.look_after_the_dead(&mut chance).await?;
+            operator.handle_dead_events(&mut chance).await?;
         }
     }
     world.calm();
@@ -98,7 +98,7 @@ async fn run(seed: u64, mode: Mode, sabotage: Sabotage) -> Result<Summary, Viola
     world.check()
 }
 
-/// With nothing going wrong any more, every event must be done; an operator looks after what died.
+/// Without further faults every event must be finished. An operator replays or discards dead events.
 async fn settle_down(
     world: &World,
     operator: &Operator,
@@ -107,8 +107,8 @@ async fn settle_down(
 ) -> Result<(), Violation> {
     let end = Instant::now() + Duration::from_secs(3_600);
     while Instant::now() < end {
-        nodes.replace_fallen(chance).await?;
-        operator.look_after_the_dead(chance).await?;
+        nodes.replace_crashed(chance).await?;
+        operator.handle_dead_events(chance).await?;
         if world.is_all_done() {
             return Ok(());
         }
@@ -117,7 +117,7 @@ async fn settle_down(
     Err(world.unfinished())
 }
 
-/// Somebody with a tool, whom nothing befalls.
+/// An operator, whose process has no faults.
 struct Operator {
     world: World,
     outbox: Outbox<MemoryOutbox>,
@@ -129,7 +129,7 @@ impl Operator {
         Ok(Self { world: world.clone(), outbox })
     }
 
-    async fn look_after_the_dead(&self, chance: &mut fastrand::Rng) -> Result<(), Violation> {
+    async fn handle_dead_events(&self, chance: &mut fastrand::Rng) -> Result<(), Violation> {
         for row in self.outbox.dead().list(&DeadFilter::all(), 100).await? {
             if chance.f64() < 0.8 {
                 self.outbox.dead().replay(&row.event_id).await?;
@@ -151,6 +151,6 @@ impl From<StartError> for Violation {
 
 impl From<StoreError> for Violation {
     fn from(error: StoreError) -> Self {
-        Self::new(format!("the database in memory failed: {}", error.chain()))
+        Self::new(format!("the in-memory database failed: {}", error.chain()))
     }
 }

@@ -8,36 +8,36 @@ use posthaste_core::{Claimed, Disposition, Failure, Settled, Settlement, Source}
 
 /// A lease that ends while a law waits for it.
 pub const SHORT_LEASE: Duration = Duration::from_secs(1);
-/// A lease that never ends within a test, however busy the machine is.
+/// A lease that never ends within a test, even on a busy machine.
 pub const LONG_LEASE: Duration = Duration::from_secs(120);
 
-/// Nothing that a law waits for takes this long unless it never comes.
+/// The time after which a law stops waiting and fails.
 const DEADLINE: Duration = Duration::from_secs(20);
-/// How much earlier than asked for a wait may end: stores keep whole milliseconds.
+/// A wait may end this much too early, because stores keep whole milliseconds.
 const TOLERANCE: Duration = Duration::from_millis(5);
-/// How long a law lets something wait.
+/// The delay that laws use.
 const WAIT: Duration = Duration::from_millis(300);
 
 /// One store that sources are opened on. Each law gets a fresh one, empty.
 #[async_trait]
 pub trait SourceHarness: Send + Sync {
-    /// What is under test.
+    /// The source under test.
     type Source: Source;
 
-    /// A new owner of claims on the store. Two of them know as little of each other as two processes would.
+    /// A new owner of claims on the store. Two owners share nothing but the store, like two processes.
     async fn open(&self) -> Self::Source;
 
-    /// Puts in an item that is due after `delay`.
+    /// Inserts an item that is due after `delay`.
     async fn insert(&self, label: &str, delay: Duration);
 
-    /// The label that the item was put in with.
+    /// The label with which the item was inserted.
     fn label(&self, item: &<Self::Source as Source>::Item) -> String;
 }
 
 /// A store whose items may have a key.
 #[async_trait]
 pub trait KeyedSourceHarness: SourceHarness {
-    /// Puts in an item of this key that is due at once.
+    /// Inserts an item of this key that is due at once.
     async fn insert_keyed(&self, label: &str, key: &str);
 }
 
@@ -90,7 +90,7 @@ macro_rules! keyed_source_laws {
     };
 }
 
-/// Neither by its owner nor by another, also when they ask at the same moment.
+/// Neither the owner of the lease nor another owner claims the item again, even with concurrent claims.
 pub async fn claim_never_returns_an_item_twice_within_a_lease<H: SourceHarness>(harness: &H) {
     let (one, other) = (harness.open().await, harness.open().await);
     for number in 0..30 {
@@ -105,15 +105,15 @@ pub async fn claim_never_returns_an_item_twice_within_a_lease<H: SourceHarness>(
         }
     }
     seen.sort_by_key(|label| label.parse::<u32>().unwrap());
-    assert_eq!(seen, (0..30).map(|number| number.to_string()).collect::<Vec<_>>(), "each once");
+    assert_eq!(seen, (0..30).map(|number| number.to_string()).collect::<Vec<_>>(), "each item is claimed once");
     assert_nothing_claimable(harness, &one).await;
     assert_nothing_claimable(harness, &other).await;
 }
 
-/// In the order in which they became due, ties in the order of insertion.
+/// A claim returns items in the order of their due times, and items of the same due time in the order of insertion.
 pub async fn claim_returns_items_in_order<H: SourceHarness>(harness: &H) {
     let source = harness.open().await;
-    // Far enough apart that slow insertions do not change the order.
+    // The due times are far enough apart that slow insertions do not change the order.
     harness.insert("last", 6 * WAIT).await;
     harness.insert("late", WAIT).await;
     for number in 0..20 {
@@ -131,7 +131,7 @@ pub async fn claim_returns_items_in_order<H: SourceHarness>(harness: &H) {
     assert_eq!(seen, (0..20).map(|number| number.to_string()).collect::<Vec<_>>());
 }
 
-/// Never more than asked for, and nothing before its time; the hint says no later than that.
+/// A claim returns no more items than its limit, and no item before it is due. `next_due` is not later than that.
 pub async fn claim_respects_the_limit_and_the_due_time<H: SourceHarness>(harness: &H) {
     let source = harness.open().await;
     for number in 0..5 {
@@ -153,7 +153,7 @@ pub async fn claim_respects_the_limit_and_the_due_time<H: SourceHarness>(harness
     assert_waited(started, WAIT);
 }
 
-/// By another owner, with the attempts as they were.
+/// Another owner claims an item whose lease has ended. Its attempts do not change.
 pub async fn an_expired_lease_is_claimable_again<H: SourceHarness>(harness: &H) {
     let (one, other) = (harness.open().await, harness.open().await);
     harness.insert("item", Duration::ZERO).await;
@@ -162,14 +162,14 @@ pub async fn an_expired_lease_is_claimable_again<H: SourceHarness>(harness: &H) 
     let second = claim_one(harness, &other, "item").await;
     assert_waited(started, one.lease());
     assert_eq!((first.attempt, second.attempt), (1, 1), "expiry does not count");
-    // And by the same owner, who may have orphaned it.
+    // The same owner can also claim the item again, because it may have lost track of it.
     let third = claim_one(harness, &other, "item").await;
     assert_eq!(third.attempt, 1);
-    assert_eq!(settle(&other, &second, Disposition::Done).await, Settled::LostLease, "the elder claim has ended");
+    assert_eq!(settle(&other, &second, Disposition::Done).await, Settled::LostLease, "the older claim has ended");
     assert_eq!(settle(&other, &third, Disposition::Done).await, Settled::Applied);
 }
 
-/// Who no longer holds an item changes nothing.
+/// An owner that lost its lease changes nothing.
 pub async fn settle_by_a_stale_owner_is_lost_lease<H: SourceHarness>(harness: &H) {
     let (stale, owner) = (harness.open().await, harness.open().await);
     harness.insert("item", Duration::ZERO).await;
@@ -184,7 +184,7 @@ pub async fn settle_by_a_stale_owner_is_lost_lease<H: SourceHarness>(harness: &H
     assert_eq!(claim_one(harness, &owner, "item").await.attempt, 2);
 }
 
-/// The second settlement of a claim changes nothing, also when the item was claimed again in between.
+/// The second settlement of a claim changes nothing, even if the item was claimed again in between.
 pub async fn settle_twice_is_lost_lease<H: SourceHarness>(harness: &H) {
     let source = harness.open().await;
     harness.insert("item", Duration::ZERO).await;
@@ -199,7 +199,7 @@ pub async fn settle_twice_is_lost_lease<H: SourceHarness>(harness: &H) {
     assert_nothing_claimable(harness, &source).await;
 }
 
-/// For a whole lease from each renewal.
+/// Each renewal extends the lease to a whole lease from then on.
 pub async fn leases_are_renewed<H: SourceHarness>(harness: &H) {
     let (owner, other) = (harness.open().await, harness.open().await);
     harness.insert("item", Duration::ZERO).await;
@@ -217,7 +217,7 @@ pub async fn leases_are_renewed<H: SourceHarness>(harness: &H) {
     assert_eq!(settle(&owner, &claimed, Disposition::Done).await, Settled::Applied);
 }
 
-/// And its attempts are as they were.
+/// A released item can be claimed at once, and its attempts do not change.
 pub async fn a_released_item_is_claimable_at_once<H: SourceHarness>(harness: &H) {
     let source = harness.open().await;
     harness.insert("item", Duration::ZERO).await;
@@ -226,11 +226,11 @@ pub async fn a_released_item_is_claimable_at_once<H: SourceHarness>(harness: &H)
     let again = source.claim(10).await.unwrap().items;
     assert_eq!(labels(harness, &again), ["item"]);
     assert_eq!(again[0].attempt, 1);
-    assert_eq!(settle(&source, &first, Disposition::Done).await, Settled::LostLease, "released is not held");
+    assert_eq!(settle(&source, &first, Disposition::Done).await, Settled::LostLease, "the released claim has ended");
     assert_eq!(settle(&source, &again[0], Disposition::Done).await, Settled::Applied);
 }
 
-/// Another owner need not wait for the lease of one that released and closed.
+/// Another owner does not have to wait for the lease of an owner that released its claims and closed.
 pub async fn a_clean_stop_releases_claims<H: SourceHarness>(harness: &H) {
     let (one, other) = (harness.open().await, harness.open().await);
     harness.insert("item", Duration::ZERO).await;
@@ -238,12 +238,12 @@ pub async fn a_clean_stop_releases_claims<H: SourceHarness>(harness: &H) {
     assert_nothing_claimable(harness, &other).await;
     one.release(&[&claimed]).await.unwrap();
     one.close().await.unwrap();
-    let taken = other.claim(10).await.unwrap().items;
-    assert_eq!(labels(harness, &taken), ["item"]);
-    assert_eq!(taken[0].attempt, 1);
+    let reclaimed = other.claim(10).await.unwrap().items;
+    assert_eq!(labels(harness, &reclaimed), ["item"]);
+    assert_eq!(reclaimed[0].attempt, 1);
 }
 
-/// One attempt more, and not before its time.
+/// A counted retry adds one attempt, and the item is not claimed before its delay is over.
 pub async fn a_counted_retry_counts_and_waits<H: SourceHarness>(harness: &H) {
     let source = harness.open().await;
     harness.insert("item", Duration::ZERO).await;
@@ -258,7 +258,7 @@ pub async fn a_counted_retry_counts_and_waits<H: SourceHarness>(harness: &H) {
     assert_eq!(claimed.attempt, 3);
 }
 
-/// Not before its time, with the attempts as they were; with a failure and without.
+/// After an uncounted retry, with or without a failure, the item waits for its delay and its attempts do not change.
 pub async fn an_uncounted_retry_waits_only<H: SourceHarness>(harness: &H) {
     let source = harness.open().await;
     harness.insert("item", Duration::ZERO).await;
@@ -273,12 +273,12 @@ pub async fn an_uncounted_retry_waits_only<H: SourceHarness>(harness: &H) {
     }
 }
 
-/// By nobody.
+/// No owner can claim a dead item.
 pub async fn dead_is_not_claimable<H: SourceHarness>(harness: &H) {
     settled_for_good(harness, Disposition::Dead(failure())).await;
 }
 
-/// By nobody.
+/// No owner can claim an item that is done.
 pub async fn done_is_not_claimable<H: SourceHarness>(harness: &H) {
     settled_for_good(harness, Disposition::Done).await;
 }
@@ -293,7 +293,7 @@ async fn settled_for_good<H: SourceHarness>(harness: &H, disposition: Dispositio
     assert_nothing_claimable(harness, &other).await;
 }
 
-/// And its items come in order.
+/// Only one owner at a time has claims on the items of a key, and they are claimed in order.
 pub async fn a_key_is_claimed_by_one_owner_at_a_time<H: KeyedSourceHarness>(harness: &H) {
     let (one, other) = (harness.open().await, harness.open().await);
     for (label, key) in [("a1", "a"), ("a2", "a"), ("b1", "b"), ("a3", "a")] {
@@ -302,7 +302,7 @@ pub async fn a_key_is_claimed_by_one_owner_at_a_time<H: KeyedSourceHarness>(harn
     let head = claim_all(&one, 1).await;
     assert_eq!(labels(harness, &head), ["a1"]);
     assert!(head[0].key.is_some());
-    assert_eq!(labels(harness, &other.claim(10).await.unwrap().items), ["b1"], "key a is taken");
+    assert_eq!(labels(harness, &other.claim(10).await.unwrap().items), ["b1"], "another owner has claimed key a");
     assert_eq!(settle(&one, &head[0], Disposition::Done).await, Settled::Applied);
     let mut rest = Vec::new();
     let deadline = Instant::now() + DEADLINE;
@@ -315,7 +315,7 @@ pub async fn a_key_is_claimed_by_one_owner_at_a_time<H: KeyedSourceHarness>(harn
     assert_eq!(rest, ["a2", "a3"]);
 }
 
-/// What is behind it waits as long, and nothing else does.
+/// Items behind a waiting head wait as long as the head. Items of other keys do not wait.
 pub async fn a_waiting_head_blocks_its_key_only<H: KeyedSourceHarness>(harness: &H) {
     let source = harness.open().await;
     for (label, key) in [("a1", "a"), ("a2", "a"), ("b1", "b")] {
@@ -341,7 +341,7 @@ pub async fn a_waiting_head_blocks_its_key_only<H: KeyedSourceHarness>(harness: 
     assert_eq!(seen, ["b1", "a1", "a2"]);
 }
 
-/// Whoever claims it, whatever of it fails, and whatever is released behind that.
+/// The items of a key are done in order, whichever owner claims them, whichever item fails, and whichever are released.
 pub async fn a_key_keeps_its_order_through_retries<H: KeyedSourceHarness>(harness: &H) {
     let sources = [harness.open().await, harness.open().await];
     let labels: Vec<String> = (1..=12).map(|number| format!("a{number}")).collect();
@@ -381,7 +381,7 @@ fn retry(after: Duration, counted: bool) -> Disposition {
 async fn settle<S: Source>(source: &S, claimed: &Claimed<S::Item>, disposition: Disposition) -> Settled {
     let settlement = Settlement { claimed, disposition: &disposition, took: Duration::from_millis(7) };
     let settled = source.settle(&[settlement]).await.unwrap();
-    assert_eq!(settled.len(), 1, "one answer per settlement");
+    assert_eq!(settled.len(), 1, "one result per settlement");
     settled[0]
 }
 
@@ -403,7 +403,7 @@ async fn claim_all<S: Source>(source: &S, limit: usize) -> Vec<Claimed<S::Item>>
     }
 }
 
-/// Waits until exactly the one item of this label is claimable.
+/// Waits until exactly one item, with this label, is claimable, and claims it.
 async fn claim_one<H: SourceHarness>(
     harness: &H,
     source: &H::Source,
@@ -418,7 +418,7 @@ async fn assert_nothing_claimable<H: SourceHarness>(harness: &H, source: &H::Sou
     assert_eq!(labels(harness, &source.claim(10).await.unwrap().items), [""; 0]);
 }
 
-/// When the answer took longer than the lease, it proves nothing, and the law would go on with a lost item.
+/// A claim that took longer than the lease proves nothing, and its items would be lost for the rest of the law.
 async fn assert_nothing_claimable_since<H: SourceHarness>(
     harness: &H,
     source: &H::Source,
@@ -426,16 +426,16 @@ async fn assert_nothing_claimable_since<H: SourceHarness>(
     lease: Duration,
 ) {
     let items = source.claim(10).await.unwrap().items;
-    assert!(since.elapsed() < lease || items.is_empty(), "the machine stood still for longer than a lease");
+    assert!(since.elapsed() < lease || items.is_empty(), "the machine paused the test for longer than a lease");
     assert_eq!(labels(harness, &items), [""; 0], "claimed {:?} after a renewal", since.elapsed());
 }
 
 fn assert_waited(since: Instant, wait: Duration) {
     let waited = since.elapsed();
-    assert!(waited + TOLERANCE >= wait, "came after {waited:?} instead of {wait:?}");
+    assert!(waited + TOLERANCE >= wait, "claimable after {waited:?} instead of {wait:?}");
 }
 
-/// Between two looks.
+/// Sleeps between two claims.
 async fn a_moment() {
     tokio::time::sleep(Duration::from_millis(5)).await;
 }

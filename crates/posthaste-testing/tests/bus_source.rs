@@ -1,4 +1,4 @@
-//! What a bus adds to a relay: retries in memory, dead letters before the ack, unreadable records aside.
+//! A relay on a bus: retries in memory, dead letters before the ack, and quarantine of unreadable records.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -47,7 +47,7 @@ struct World {
 }
 
 impl World {
-    /// Publishes `values` and relays them to `sink`, with a dead-letter topic that refuses at first.
+    /// Publishes `values` and relays them to `sink`. The dead-letter topic refuses the first records.
     async fn start(values: &[&[u8]], sink: &Sink, refusals: usize) -> Self {
         let bus = MemoryBus::new(1, Duration::from_secs(30));
         publish(&bus, values).await;
@@ -90,7 +90,7 @@ impl World {
         }
     }
 
-    /// Stops, and answers how many records the group has not acked.
+    /// Stops the relay, and returns the number of records that the group has not acked.
     async fn stop(self) -> usize {
         self.stop.cancel();
         self.relay.await.unwrap();
@@ -111,7 +111,7 @@ async fn publish(bus: &MemoryBus, values: &[&[u8]]) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_spent_record_is_a_dead_letter_before_it_is_acked_and_is_not_tried_again_meanwhile() {
+async fn a_record_is_dead_lettered_before_it_is_acked_and_not_delivered_again_meanwhile() {
     let sink = Sink::answering(|item, _| {
         let bad = *item.value == "bad";
         async move {
@@ -123,12 +123,16 @@ async fn a_spent_record_is_a_dead_letter_before_it_is_acked_and_is_not_tried_aga
     });
     let world = World::start(&[b"bad", b"good"], &sink, 5).await;
     assert_eq!(world.dead(1).await, ["bad 3 503"]);
-    assert_eq!(world.stop().await, 0, "both are acked");
-    assert_eq!(sink.started().len(), 4, "three attempts and one, however often its burial failed");
+    assert_eq!(world.stop().await, 0, "both records are acked");
+    assert_eq!(
+        sink.started().len(),
+        4,
+        "three attempts and one, although publishing the dead letter failed several times"
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_long_wait_and_an_attempt_that_was_not_made_are_spent_among_the_dead_letters() {
+async fn a_long_delay_or_an_outage_moves_a_record_to_the_dead_letters() {
     let sink = Sink::answering(|item, _| {
         let failure = match item.value.as_str() {
             "later" => Failure::transient("429", "slow down").retry_after(Duration::from_secs(60)),
@@ -139,12 +143,12 @@ async fn a_long_wait_and_an_attempt_that_was_not_made_are_spent_among_the_dead_l
     let world = World::start(&[b"later", b"sealed"], &sink, 0).await;
     let mut dead = world.dead(2).await;
     dead.sort();
-    assert_eq!(dead, ["later 1 429", "sealed 0 sealed"], "an attempt that was not made is not counted");
+    assert_eq!(dead, ["later 1 429", "sealed 0 sealed"], "an outage does not count as an attempt");
     assert_eq!(world.stop().await, 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_unreadable_record_is_set_aside_and_stops_nobody() {
+async fn an_unreadable_record_is_quarantined_and_the_others_are_delivered() {
     let sink = Sink::accepting();
     let world = World::start(&[b"one", &[0xff, 0xfe], b"two"], &sink, 0).await;
     sink.wait_for_delivered(2).await;

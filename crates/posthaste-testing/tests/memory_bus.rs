@@ -1,4 +1,4 @@
-//! The laws of the bus on the one in memory, which proves both it and the suite.
+//! The laws of the bus on the in-memory bus, which tests both the bus and the suite.
 
 use async_trait::async_trait;
 use posthaste_testing::MemoryBus;

@@ -1,4 +1,4 @@
-//! What a user's test can do with an outbox in memory, and the laws of a store and its upkeep on it.
+//! The in-memory outbox: what the test of a user can do with it, its store, and its operator queries.
 
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
@@ -37,7 +37,7 @@ async fn write(store: &MemoryOutbox, events: impl IntoIterator<Item = EventBuild
     transaction.commit().await.unwrap();
 }
 
-async fn take(store: &MemoryOutbox, claim_id: &str, suspects: bool) -> ClaimedRows {
+async fn claim(store: &MemoryOutbox, claim_id: &str, suspects: bool) -> ClaimedRows {
     let request = ClaimRequest {
         event_type: None,
         in_flight: &[],
@@ -51,8 +51,8 @@ async fn take(store: &MemoryOutbox, claim_id: &str, suspects: bool) -> ClaimedRo
     store.claim(&request).await.unwrap()
 }
 
-async fn taken(store: &MemoryOutbox, claim_id: &str) -> Vec<i64> {
-    take(store, claim_id, true).await.rows.iter().map(|row| row.position.seq).collect()
+async fn claimed_rows(store: &MemoryOutbox, claim_id: &str) -> Vec<i64> {
+    claim(store, claim_id, true).await.rows.iter().map(|row| row.position.seq).collect()
 }
 
 fn done(seq: i64) -> RowUpdate {
@@ -67,7 +67,7 @@ fn statuses(database: &MemoryDatabase) -> Vec<OutboxStatus> {
     database.rows(TABLE).iter().map(|row| row.status).collect()
 }
 
-/// An outbox whose listener writes down what it was given.
+/// An outbox, and the ids of the events that its listener got.
 async fn delivering(database: &MemoryDatabase, mode: Mode) -> (Outbox<MemoryOutbox>, Arc<Mutex<Vec<String>>>) {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let seen_by_listener = seen.clone();
@@ -79,13 +79,13 @@ async fn delivering(database: &MemoryDatabase, mode: Mode) -> (Outbox<MemoryOutb
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_commits_is_delivered_and_what_is_rolled_back_or_dropped_never_was() {
+async fn only_committed_events_are_delivered() {
     for mode in [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED] {
         let database = MemoryDatabase::new();
         let (outbox, seen) = delivering(&database, mode).await;
         let mut transaction = outbox.begin().await.unwrap();
         outbox.write(&mut transaction, event("committed")).await.unwrap();
-        assert!(database.rows(TABLE).is_empty(), "nothing is seen before the commit");
+        assert!(database.rows(TABLE).is_empty(), "no row is visible before the commit");
         transaction.commit().await.unwrap();
         let mut plain = database.begin().await.unwrap();
         outbox.write(&mut plain, event("plain")).await.unwrap();
@@ -105,7 +105,7 @@ async fn what_commits_is_delivered_and_what_is_rolled_back_or_dropped_never_was(
 }
 
 #[tokio::test(start_paused = true)]
-async fn commits_fail_or_lose_their_answer_as_they_are_told() {
+async fn a_test_can_make_commits_fail_or_lose_their_answer() {
     let database = MemoryDatabase::new();
     let (outbox, seen) = delivering(&database, Mode::MultiNode).await;
     let commit = async |id: &str| {
@@ -127,7 +127,7 @@ async fn commits_fail_or_lose_their_answer_as_they_are_told() {
 }
 
 #[tokio::test]
-async fn an_event_id_is_there_once() {
+async fn a_duplicate_event_id_is_refused() {
     let database = MemoryDatabase::new();
     let outbox = Outbox::new(database.clone()).mode(Mode::WriterOnly).start().await.unwrap();
     let (mut one, mut other) = (outbox.begin().await.unwrap(), outbox.begin().await.unwrap());
@@ -136,13 +136,15 @@ async fn an_event_id_is_there_once() {
     one.commit().await.unwrap();
     assert_eq!(other.commit().await.unwrap_err().kind(), FaultKind::Permanent);
     let mut third = outbox.begin().await.unwrap();
-    let Err(WriteError::Store(error)) = outbox.write(&mut third, event("same")).await else { panic!("an error") };
+    let Err(WriteError::Store(error)) = outbox.write(&mut third, event("same")).await else {
+        panic!("the write is refused")
+    };
     assert_eq!(error.kind(), FaultKind::Permanent);
-    assert_eq!(statuses(&database), [OutboxStatus::New], "nobody here delivers");
+    assert_eq!(statuses(&database), [OutboxStatus::New], "a writer does not deliver");
 }
 
 #[tokio::test]
-async fn numbers_are_given_at_the_insert_and_tables_know_nothing_of_each_other() {
+async fn each_table_numbers_its_rows_at_the_insert() {
     let database = MemoryDatabase::new();
     let store = open(&database, Mode::MultiNode).await;
     let other = database.open(TableName::new("other").unwrap(), Mode::MultiNode).await.unwrap();
@@ -152,48 +154,48 @@ async fn numbers_are_given_at_the_insert_and_tables_know_nothing_of_each_other()
     assert_eq!(store.insert(&mut early, &both, None).await.unwrap(), [2, 3]);
     assert_eq!(other.insert(&mut early, &both, None).await.unwrap(), [1, 2]);
     early.commit().await.unwrap();
-    assert_eq!(taken(&store, "x:1").await, [2, 3]);
+    assert_eq!(claimed_rows(&store, "x:1").await, [2, 3]);
     late.commit().await.unwrap();
-    assert_eq!(taken(&store, "x:2").await, [1]);
+    assert_eq!(claimed_rows(&store, "x:2").await, [1]);
     assert_eq!(database.rows("other").len(), 2);
-    assert!(database.rows("nobody's").is_empty());
+    assert!(database.rows("unknown").is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn rows_that_lost_a_lease_are_taken_in_a_group_then_alone_and_are_dead_after_four() {
+async fn suspects_are_claimed_in_a_group_then_alone_and_are_dead_after_four_losses() {
     let database = MemoryDatabase::new();
     let store = open(&database, Mode::MultiNode).await;
     write(&store, [event("bad"), event("good")]).await;
-    assert_eq!(taken(&store, "x:1").await, [1, 2]);
-    assert_eq!(taken(&store, "x:2").await, [0; 0]);
+    assert_eq!(claimed_rows(&store, "x:1").await, [1, 2]);
+    assert_eq!(claimed_rows(&store, "x:2").await, [0; 0]);
     for (losses, group) in [(1, vec![1, 2]), (2, vec![1]), (3, vec![1])] {
         sleep(LEASE).await;
-        assert!(take(&store, "y:1", false).await.rows.is_empty(), "suspects are not allowed");
+        assert!(claim(&store, "y:1", false).await.rows.is_empty(), "the claim does not allow suspects");
         let (claim_id, started) = (format!("x:{losses}0"), format!("x:{losses}0:started"));
-        assert_eq!(taken(&store, &claim_id).await, group);
+        assert_eq!(claimed_rows(&store, &claim_id).await, group);
         assert_eq!(
             store.settle(&["x:1".to_owned()], &[done(1)]).await.unwrap().applied,
             HashSet::new(),
-            "a stale claim_id"
+            "a stale claim id settles nothing"
         );
         assert_eq!(database.rows(TABLE)[0].lease_losses, losses);
         assert_eq!(store.mark_started(&claim_id, &started, &[1]).await.unwrap(), HashSet::from([1]));
     }
     sleep(LEASE).await;
-    let last = take(&store, "x:40", true).await;
+    let last = claim(&store, "x:40", true).await;
     assert!(last.rows[0].is_dead && last.rows.len() == 1);
     let row = &database.rows(TABLE)[0];
     assert_eq!((row.status, row.locked_by.clone()), (OutboxStatus::Dead, None));
     assert!(row.last_error.as_ref().unwrap().starts_with("lease_lost"));
-    assert_eq!(taken(&store, "x:50").await, [2]);
-    assert_eq!(database.rows(TABLE)[1].lease_losses, 1, "its delivery was never started");
+    assert_eq!(claimed_rows(&store, "x:50").await, [2]);
+    assert_eq!(database.rows(TABLE)[1].lease_losses, 1, "the delivery of this row was never started");
     let retry = RowUpdate { status: OutboxStatus::Retry, attempts: Some(1), ..done(2) };
     assert_eq!(store.settle(&["x:50".to_owned()], &[retry]).await.unwrap().applied, HashSet::from([2]));
-    assert_eq!(database.rows(TABLE)[1].lease_losses, 0, "an attempt came to its end");
+    assert_eq!(database.rows(TABLE)[1].lease_losses, 0, "a finished attempt clears the losses");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_table_has_one_owner_and_its_generation_fences_the_elder() {
+async fn a_table_has_one_owner_and_its_generation_fences_the_previous_one() {
     let database = MemoryDatabase::new();
     let store = open(&database, Mode::SingleNode).await;
     write(&store, [event("a")]).await;
@@ -204,7 +206,7 @@ async fn a_table_has_one_owner_and_its_generation_fences_the_elder() {
     assert_eq!(
         store.acquire_ownership("one", LEASE).await.unwrap(),
         Owner::Us { generation: 1 },
-        "nobody was in between"
+        "no other process owned the table in between"
     );
     store.release_ownership("one").await.unwrap();
     assert_eq!(store.acquire_ownership("other", LEASE).await.unwrap(), Owner::Us { generation: 2 });
@@ -218,23 +220,23 @@ async fn a_dead_head_blocks_its_key_or_is_skipped() {
         let database = MemoryDatabase::new();
         let store = open(&database, Mode::Ordered(dead_head)).await;
         write(&store, [of_key("a1", "a"), of_key("a2", "a"), of_key("a3", "a"), of_key("b1", "b")]).await;
-        assert_eq!(taken(&store, "x:1").await, [1, 2, 3, 4]);
+        assert_eq!(claimed_rows(&store, "x:1").await, [1, 2, 3, 4]);
         let claim_id = ["x:1".to_owned()];
         assert_eq!(store.settle(&claim_id, &[dead(1), done(4)]).await.unwrap().applied, HashSet::from([1, 4]));
         store.release(&LeaseSet::Rows { claim_ids: &claim_id, rows: &[2, 3] }).await.unwrap();
-        assert_eq!(taken(&store, "x:2").await, after);
+        assert_eq!(claimed_rows(&store, "x:2").await, after);
         assert!(store.discard("a1").await.unwrap());
         store.release(&LeaseSet::Rows { claim_ids: &["x:2".to_owned()], rows: &[2, 3] }).await.unwrap();
-        assert_eq!(taken(&store, "x:3").await, [2, 3], "nothing is before them any more");
+        assert_eq!(claimed_rows(&store, "x:3").await, [2, 3], "no row blocks them any more");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn operators_see_replay_discard_and_purge_what_they_may() {
+async fn operators_list_replay_discard_and_purge_events() {
     let database = MemoryDatabase::new();
     let store = open(&database, Mode::MultiNode).await;
     write(&store, ["a", "b", "c", "d"].map(event)).await;
-    assert_eq!(taken(&store, "x:1").await, [1, 2, 3, 4]);
+    assert_eq!(claimed_rows(&store, "x:1").await, [1, 2, 3, 4]);
     store.settle(&["x:1".to_owned()], &[dead(1), dead(2), done(3)]).await.unwrap();
     let all = DeadFilter::all();
     assert_eq!(store.count_dead(&all).await.unwrap(), 2);
@@ -250,17 +252,17 @@ async fn operators_see_replay_discard_and_purge_what_they_may() {
     assert_eq!(store.purge(Purge::Done, Duration::from_secs(60), 10).await.unwrap(), 1);
     assert_eq!(store.purge(Purge::Dead, Duration::ZERO, 10).await.unwrap(), 0);
     assert_eq!(store.purge(Purge::Everything, Duration::ZERO, 1).await.unwrap(), 1);
-    assert_eq!(database.rows(TABLE).len(), 1, "the oldest first");
+    assert_eq!(database.rows(TABLE).len(), 1, "the oldest row is purged first");
 }
 
 #[tokio::test(start_paused = true)]
-async fn other_processes_are_told() {
+async fn a_commit_notifies_other_processes() {
     let database = MemoryDatabase::new();
     let (one, other) = (open(&database, Mode::MultiNode).await, open(&database, Mode::MultiNode).await);
     let wakeup = Wakeup::default();
     tokio::select! {
         biased;
-        _ = one.listen(wakeup.clone()) => panic!("it listens for ever"),
+        _ = one.listen(wakeup.clone()) => panic!("listen does not return"),
         () = sleep(Duration::from_secs(1)) => {}
         () = async {
             other.notify().await.unwrap();
@@ -273,11 +275,11 @@ async fn other_processes_are_told() {
     sleep(Duration::from_secs(1)).await;
     let operator = Outbox::new(database.clone()).mode(Mode::WriterOnly).start().await.unwrap();
     let mut transaction = operator.begin().await.unwrap();
-    operator.write(&mut transaction, event("told")).await.unwrap();
+    operator.write(&mut transaction, event("notified")).await.unwrap();
     transaction.commit().await.unwrap();
-    // Long before the next poll.
+    // This is long before the next poll.
     sleep(Duration::from_millis(20)).await;
-    assert_eq!(*seen.lock().unwrap(), ["told"]);
+    assert_eq!(*seen.lock().unwrap(), ["notified"]);
     reader.close().await;
 }
 
@@ -289,7 +291,7 @@ async fn dead_events_are_replayed_through_the_outbox() {
     outbox.write_all(&mut transaction, ["a", "b"].map(event)).await.unwrap();
     transaction.commit().await.unwrap();
     sleep(Duration::from_secs(1)).await;
-    assert_eq!(statuses(&database), [OutboxStatus::Dead; 2], "nobody listens for it");
+    assert_eq!(statuses(&database), [OutboxStatus::Dead; 2], "no listener matches");
     outbox.close().await;
     let (outbox, seen) = delivering(&database, Mode::SingleNode).await;
     assert_eq!(outbox.dead().replay_all(&DeadFilter::all(), NonZeroUsize::MIN).await.unwrap(), 2);
@@ -299,7 +301,7 @@ async fn dead_events_are_replayed_through_the_outbox() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_recording_hook_knows_what_was_called_in_which_order() {
+async fn a_recording_hook_returns_its_calls_in_order() {
     let hook = RecordingHook::new();
     let outbox = Outbox::new(MemoryDatabase::new()).mode(Mode::WriterOnly).hook(hook.clone()).start().await.unwrap();
     let (one, two) = (event("one").build().unwrap(), event("two").build().unwrap());

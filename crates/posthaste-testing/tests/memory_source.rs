@@ -1,4 +1,4 @@
-//! The laws of a source, on the outbox in memory, in each of its modes.
+//! The laws of a source on the in-memory outbox, in each mode.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What ARCHITECTURE.md says of crates and dependencies, checked against what `cargo metadata` says.
+//! Checks the rules of ARCHITECTURE.md for crates and dependencies with `cargo metadata`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// Which crates of ours a crate may build on. Tests may also use posthaste-testing.
+/// The crates of ours that each crate may depend on. Tests may also use posthaste-testing.
 const ARROWS: &[(&str, &[&str])] = &[
     ("posthaste-core", &[]),
     ("posthaste-sql", &["posthaste-core"]),
@@ -22,7 +22,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("posthaste-testing", &["posthaste-core"]),
 ];
 
-/// Technologies and the one crate of ours that may know each.
+/// Technologies, and the crates of ours that may use each.
 const HOMES: &[(&str, &[&str])] = &[
     ("sqlx", &["posthaste-sql"]),
     ("axum", &["posthaste-server", "posthaste-cli"]),
@@ -57,7 +57,7 @@ fn packages(metadata: &Value) -> &Vec<Value> {
     metadata["packages"].as_array().expect("packages")
 }
 
-/// Our crates and what each depends on outside of its tests.
+/// Our crates, and the dependencies of each without its dev-dependencies.
 fn ours(metadata: &Value) -> BTreeMap<String, BTreeSet<String>> {
     let ours = packages(metadata).iter().filter(|package| package["source"].is_null());
     ours.map(|package| {
@@ -69,7 +69,7 @@ fn ours(metadata: &Value) -> BTreeMap<String, BTreeSet<String>> {
 }
 
 #[test]
-fn arrows_point_one_way() {
+fn crates_depend_only_on_allowed_crates() {
     let arrows: BTreeMap<_, _> = ARROWS.iter().copied().collect();
     for (name, dependencies) in ours(&metadata()) {
         let allowed = arrows.get(name.as_str()).unwrap_or_else(|| panic!("{name} is not in the list of crates"));
@@ -80,18 +80,18 @@ fn arrows_point_one_way() {
 }
 
 #[test]
-fn every_technology_has_its_home() {
+fn each_technology_is_used_only_in_its_crates() {
     for (name, dependencies) in ours(&metadata()) {
         for (technology, homes) in HOMES {
             let knows = dependencies.contains(*technology);
-            assert!(!knows || homes.contains(&name.as_str()), "{name} must not know {technology}");
+            assert!(!knows || homes.contains(&name.as_str()), "{name} must not use {technology}");
         }
     }
 }
 
-/// A service that uses one database compiles nothing of the others, and nothing of the hub.
+/// A service that uses one database compiles neither the drivers of the others nor the hub.
 #[test]
-fn the_library_brings_one_database_and_no_server() {
+fn the_library_depends_on_one_database_driver_and_no_server() {
     let drivers = [("postgres", "sqlx-postgres"), ("mysql", "sqlx-mysql"), ("sqlite", "sqlx-sqlite")];
     for (feature, driver) in drivers {
         let output = Command::new(env!("CARGO"))
@@ -107,18 +107,18 @@ fn the_library_brings_one_database_and_no_server() {
             assert_eq!(crates.contains(other), other == driver, "{feature}: {other}");
         }
         for foreign in ["hyper", "axum", "tonic", "rdkafka", "rustls", "clap", "prost"] {
-            assert!(!crates.contains(foreign), "{feature} brings {foreign}");
+            assert!(!crates.contains(foreign), "{feature} depends on {foreign}");
         }
-        assert!(crates.len() <= 135, "{feature} brings {} crates", crates.len());
+        assert!(crates.len() <= 135, "{feature} depends on {} crates", crates.len());
     }
 }
 
 #[test]
-fn sql_stands_in_posthaste_sql_only() {
+fn only_posthaste_sql_contains_sql() {
     for name in ours(&metadata()).keys().filter(|name| *name != "posthaste-sql") {
         for file in sources(&workspace().join("crates").join(name).join("src")) {
             let source = std::fs::read_to_string(&file).expect("a source file");
-            // Examples in the documentation are a service's own.
+            // Comments are excluded: examples in the documentation show SQL of a service.
             let source: String = source.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
             for statement in ["SELECT ", "INSERT INTO ", "DELETE FROM ", "CREATE TABLE "] {
                 assert!(!source.contains(statement), "{} holds SQL: {statement}", file.display());
@@ -155,7 +155,7 @@ fn licences_are_allowed_and_sources_are_the_registry() {
                 .split(" AND ")
                 .all(|part| allowed.contains(part.trim_matches(['(', ')', ' '])))
         });
-        // An AND of choices: each of them must offer something allowed.
+        // In an AND of choices, each choice must contain an allowed licence.
         let fits = fits
             || licence
                 .split(" AND ")

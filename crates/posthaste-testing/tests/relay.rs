@@ -1,4 +1,4 @@
-//! The engine's promises one by one, on the store and the sink in memory and on a clock that tests own.
+//! The promises of the engine, one test each, on the in-memory store and sink and on a paused clock.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,7 @@ const LEASE: Duration = Duration::from_secs(30);
 
 type RecordingSink = MemorySink<OutboxItem>;
 
-/// An outbox in memory that tells all who read it what is written.
+/// An in-memory outbox that wakes all its readers after a write.
 struct Rows {
     store: MemoryOutbox,
     database: MemoryDatabase,
@@ -34,7 +34,7 @@ impl Rows {
         Self { store, database, readers: Mutex::default() }
     }
 
-    /// A new process, as far as the database can tell.
+    /// Opens the table as a new process would.
     async fn open(&self) -> Table<MemoryOutbox> {
         let table = Table::open(self.store.clone(), Reader::Dispatcher, LEASE).await.unwrap();
         self.readers.lock().unwrap().push(table.clone());
@@ -95,29 +95,30 @@ fn options() -> RelayOptions {
     }
 }
 
-/// A source whose answers and questions may be long on their way, and that may fail.
+/// A source whose requests and answers can be slow, and that can fail.
 struct Slow {
     source: OutboxSource<MemoryOutbox>,
     claim_answers_after: Duration,
-    /// The first one only.
+    /// Only for the first renewal.
     renewal_arrives_after: Mutex<Duration>,
     settlement_answers_after: Duration,
-    /// How many were settled at once.
+    /// The number of items in each settlement.
     settled: Arc<Mutex<Vec<usize>>>,
     faults: Arc<Faults>,
 }
 
-/// What is to fail, and how often.
+/// The calls that are to fail, and how often.
 #[derive(Default)]
 struct Faults {
     panics_in_claim: AtomicUsize,
     failed_settlements: AtomicUsize,
     failed_renewals: AtomicUsize,
-    /// Settlements of items with this label are refused for good, alone or together with others.
+    /// The source refuses settlements that contain an item with this label, with a permanent error. A settlement of one
+    /// item counts down the number.
     refused: Mutex<(&'static str, usize)>,
 }
 
-/// Counts down; true while there is something left.
+/// Counts down, and returns true until the count is zero.
 fn strikes(left: &AtomicUsize) -> bool {
     left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
 }
@@ -172,17 +173,17 @@ impl Source for Slow {
         self.source.settle(settlements).await
     }
 
-    async fn renew(&self, held: &[&Claimed<OutboxItem>]) -> Result<Vec<Settled>, StoreError> {
+    async fn renew(&self, claimed: &[&Claimed<OutboxItem>]) -> Result<Vec<Settled>, StoreError> {
         let wait = std::mem::take(&mut *self.renewal_arrives_after.lock().unwrap());
         sleep(wait).await;
         if strikes(&self.faults.failed_renewals) {
             return Err(failed(FaultKind::Transient));
         }
-        self.source.renew(held).await
+        self.source.renew(claimed).await
     }
 
-    async fn release(&self, held: &[&Claimed<OutboxItem>]) -> Result<(), StoreError> {
-        self.source.release(held).await
+    async fn release(&self, claimed: &[&Claimed<OutboxItem>]) -> Result<(), StoreError> {
+        self.source.release(claimed).await
     }
 
     async fn close(&self) -> Result<(), StoreError> {
@@ -214,7 +215,7 @@ fn label(item: &OutboxItem) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wake_up_and_not_the_poll_brings_a_new_item() {
+async fn a_wakeup_delivers_a_new_item_without_waiting_for_the_poll() {
     let (rows, sink) = (Rows::new().await, RecordingSink::accepting());
     let running = Running::start(&rows, &sink, options()).await;
     sleep(Duration::from_secs(60)).await;
@@ -227,7 +228,7 @@ async fn a_wake_up_and_not_the_poll_brings_a_new_item() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_delayed_item_comes_when_it_is_due_and_not_before() {
+async fn a_delayed_item_is_delivered_when_it_is_due_and_not_before() {
     let (rows, sink) = (Rows::new().await, RecordingSink::accepting());
     rows.insert("later", None, Duration::from_secs(90)).await;
     let before = Instant::now();
@@ -238,7 +239,7 @@ async fn a_delayed_item_comes_when_it_is_due_and_not_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_hanging_item_never_holds_the_others() {
+async fn one_hanging_item_does_not_delay_the_others() {
     let rows = Rows::new().await;
     let sink = RecordingSink::answering(|item, _| {
         let hangs = label(item) == "hangs";
@@ -255,7 +256,7 @@ async fn one_hanging_item_never_holds_the_others() {
     sink.wait_for_delivered(500).await;
     sleep(Duration::from_secs(1)).await;
     assert_eq!(rows.first().status, OutboxStatus::New);
-    assert!(rows.all()[1..].iter().all(|row| row.status == OutboxStatus::Done), "the others are on record, too");
+    assert!(rows.all()[1..].iter().all(|row| row.status == OutboxStatus::Done), "the other items are settled");
     running.stop().await;
 }
 
@@ -267,7 +268,7 @@ async fn a_failing_item_is_retried_and_then_dead() {
     let before = Instant::now();
     let running = Running::start(&rows, &sink, options()).await;
     sink.wait_for_started(3).await;
-    assert!((2_000..2_100).contains(&before.elapsed().as_millis()), "two waits of a second");
+    assert!((2_000..2_100).contains(&before.elapsed().as_millis()), "two retry intervals of a second");
     running.stop().await;
     let row = rows.first();
     assert_eq!((row.status, row.attempts), (OutboxStatus::Dead, 2));
@@ -291,7 +292,7 @@ async fn a_lease_is_renewed_while_its_delivery_runs() {
     second.stop().await;
     let row = rows.first();
     assert_eq!((row.status, row.lease_losses), (OutboxStatus::Done, 0));
-    assert!(other.started().is_empty(), "nobody else had it");
+    assert!(other.started().is_empty(), "no other node delivered the item");
 }
 
 #[tokio::test(start_paused = true)]
@@ -305,14 +306,14 @@ async fn a_clean_stop_releases_claims_and_another_node_delivers_at_once() {
     let first = Running::start(&rows, &busy, RelayOptions { workers: 1, on_stop: OnStop::Release, ..options() }).await;
     busy.wait_for_started(1).await;
     first.stop().await;
-    assert_eq!(busy.delivered().len(), 1, "what was begun is finished, and nothing else begun");
+    assert_eq!(busy.delivered().len(), 1, "the delivery in flight is finished, and no other starts");
     let sink = RecordingSink::accepting();
     let before = Instant::now();
     let second = Running::start(&rows, &sink, options()).await;
     sink.wait_for_delivered(19).await;
     assert!(before.elapsed() < Duration::from_secs(1));
     second.stop().await;
-    assert_eq!(busy.started().len() + sink.started().len(), 20, "one delivery each");
+    assert_eq!(busy.started().len() + sink.started().len(), 20, "each item is delivered once");
 }
 
 #[tokio::test(start_paused = true)]
@@ -356,7 +357,7 @@ async fn an_item_of_a_key_waits_for_the_one_before_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_endless_wait_is_a_long_one() {
+async fn an_endless_snooze_does_not_stop_the_relay() {
     let rows = Rows::new().await;
     let sink = RecordingSink::answering(|item, _| {
         let never = label(item) == "never";
@@ -377,13 +378,13 @@ async fn an_endless_wait_is_a_long_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_was_long_on_its_way_is_renewed_before_it_ends() {
+async fn a_slow_claim_is_renewed_before_its_lease_ends() {
     let rows = Rows::new().await;
     let (sink, other) = (taking(Duration::from_secs(20)), RecordingSink::accepting());
     let source = rows.open().await.dispatcher_source();
     let slow = Slow { claim_answers_after: Duration::from_secs(25), ..Slow::new(source) };
     let first = Running::on(slow, &sink, options());
-    // Just before the renewer's turn, so that the third one after it comes too late.
+    // Just before a renewal, so that the third renewal after it would be too late.
     sleep(Duration::from_millis(9_500)).await;
     rows.insert("slow", None, Duration::ZERO).await;
     sleep(Duration::from_secs(1)).await;
@@ -393,11 +394,11 @@ async fn a_claim_that_was_long_on_its_way_is_renewed_before_it_ends() {
     first.stop().await;
     second.stop().await;
     assert_eq!((rows.first().status, rows.first().lease_losses), (OutboxStatus::Done, 0));
-    assert!(other.started().is_empty(), "nobody else had it");
+    assert!(other.started().is_empty(), "no other node delivered the item");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_run_ends_where_somebody_else_took_its_head() {
+async fn a_run_of_a_key_stops_when_another_node_claimed_its_head() {
     let rows = Rows::new().await;
     rows.insert("a1", Some("a"), Duration::ZERO).await;
     rows.insert("a2", Some("a"), Duration::ZERO).await;
@@ -408,10 +409,15 @@ async fn a_run_ends_where_somebody_else_took_its_head() {
     stale.wait_for_started(1).await;
     let second =
         Running::start(&rows, &owner, RelayOptions { poll_interval: Duration::from_secs(1), ..options() }).await;
-    // After 30 s the lease of a1 is lost; the renewal of a2 succeeds at 50 s, and at 55 s a1 is through on the first node.
+    // The lease of a1 is lost after 30 s. The renewal of a2 succeeds at 50 s, and the first node has delivered a1 at 55
+    // s.
     sleep(Duration::from_secs(80)).await;
     let labels = |sink: &RecordingSink| sink.started().iter().map(label).collect::<Vec<_>>().join(" ");
-    assert_eq!((labels(&stale), labels(&owner)), ("a1".to_owned(), "a1".to_owned()), "a2 waits for both");
+    assert_eq!(
+        (labels(&stale), labels(&owner)),
+        ("a1".to_owned(), "a1".to_owned()),
+        "a2 waits for both deliveries of a1"
+    );
     while rows.all()[1].status != OutboxStatus::Done {
         sleep(Duration::from_secs(1)).await;
     }
@@ -419,9 +425,9 @@ async fn a_run_ends_where_somebody_else_took_its_head() {
     second.stop().await;
 }
 
-/// Nobody waits for the marks of what came in hot, and each statement costs a server as much as a mark.
+/// No caller waits for the settlement of a hot item, and each statement costs the server as much as settling a row.
 #[tokio::test(start_paused = true)]
-async fn what_comes_in_hot_one_after_the_other_is_settled_in_groups() {
+async fn hot_items_are_settled_in_groups() {
     let (rows, sink) = (Rows::new().await, RecordingSink::accepting());
     rows.insert_many("hot", 100, None, Duration::ZERO).await;
     let source = rows.open().await.dispatcher_source();
@@ -441,12 +447,12 @@ async fn what_comes_in_hot_one_after_the_other_is_settled_in_groups() {
     running.await.unwrap();
     assert!(rows.all().iter().all(|row| row.status == OutboxStatus::Done));
     let settled = settled.lock().unwrap().clone();
-    assert_eq!(settled[0], 1, "the first waits for nobody");
+    assert_eq!(settled[0], 1, "the first settlement is sent at once");
     assert!(settled.len() <= 12, "{settled:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_new_is_started_while_outcomes_cannot_be_recorded() {
+async fn no_delivery_starts_while_settlements_fail() {
     let rows = Rows::new().await;
     let sink = taking(Duration::from_millis(10));
     rows.insert_many("item", 1_000, None, Duration::ZERO).await;
@@ -456,30 +462,30 @@ async fn nothing_new_is_started_while_outcomes_cannot_be_recorded() {
     let running = Running::on(slow, &sink, options());
     sink.wait_for_started(4).await;
     sleep(Duration::from_secs(60)).await;
-    let unrecorded = sink.started().len();
-    assert!(unrecorded <= 12, "{unrecorded} deliveries would be repeated after a crash");
+    let unsettled = sink.started().len();
+    assert!(unsettled <= 12, "{unsettled} deliveries would be repeated after a crash");
     faults.failed_settlements.store(0, Ordering::Relaxed);
     sink.wait_for_delivered(1_000).await;
     running.stop().await;
-    assert_eq!(sink.started().len(), 1_000, "once each");
+    assert_eq!(sink.started().len(), 1_000, "each item is delivered once");
     assert!(rows.all().iter().all(|row| row.status == OutboxStatus::Done));
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_delivered_and_not_recorded_is_bounded_while_a_settlement_hangs() {
+async fn unsettled_deliveries_are_bounded_while_a_settlement_hangs() {
     let (rows, sink) = (Rows::new().await, RecordingSink::accepting());
     rows.insert_many("item", 2_000, None, Duration::ZERO).await;
     let source = rows.open().await.dispatcher_source();
     let slow = Slow { settlement_answers_after: Duration::from_secs(3), ..Slow::new(source) };
     let running = Running::on(slow, &sink, RelayOptions { settle_batch: 50, ..options() });
     sleep(Duration::from_secs(2)).await;
-    let unrecorded = sink.started().len();
-    assert!(unrecorded <= 104, "{unrecorded}: two batches, and one for each worker");
+    let unsettled = sink.started().len();
+    assert!(unsettled <= 104, "{unsettled}: more than two batches and one item for each worker");
     running.relay.abort();
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_new_is_started_while_leases_cannot_be_renewed() {
+async fn no_delivery_starts_while_renewals_fail() {
     let rows = Rows::new().await;
     let sink = taking(Duration::from_secs(1));
     rows.insert_many("item", 100, None, Duration::ZERO).await;
@@ -487,19 +493,19 @@ async fn nothing_new_is_started_while_leases_cannot_be_renewed() {
     let faults = slow.faults.clone();
     faults.failed_renewals.store(usize::MAX, Ordering::Relaxed);
     let running = Running::on(slow, &sink, RelayOptions { workers: 1, ..options() });
-    // The first renewal comes after a third of the lease.
+    // The first renewal is sent after a third of the lease.
     sleep(LEASE / 2).await;
     let started = sink.started().len();
     sleep(LEASE / 4).await;
-    assert_eq!(sink.started().len(), started, "the lease is not over, but nobody knows whether it can be kept");
+    assert_eq!(sink.started().len(), started, "no delivery starts under a lease that may not be renewed");
     faults.failed_renewals.store(0, Ordering::Relaxed);
     sink.wait_for_delivered(100).await;
     running.stop().await;
-    assert_eq!(sink.started().len(), 100, "once each");
+    assert_eq!(sink.started().len(), 100, "each item is delivered once");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_panics_is_made_again() {
+async fn a_panicking_claim_is_retried() {
     let (rows, sink) = (Rows::new().await, RecordingSink::accepting());
     rows.insert_many("item", 3, None, Duration::ZERO).await;
     let slow = Slow::new(rows.open().await.dispatcher_source());
@@ -510,7 +516,7 @@ async fn a_claim_that_panics_is_made_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outcome_that_the_store_refuses_is_kept_and_recorded_when_it_no_longer_does() {
+async fn a_refused_settlement_is_retried_until_the_store_accepts_it() {
     let (rows, sink) = (Rows::new().await, RecordingSink::accepting());
     rows.insert_many("fine", 10, None, Duration::ZERO).await;
     rows.insert_many("refused", 2, None, Duration::ZERO).await;
@@ -519,7 +525,7 @@ async fn an_outcome_that_the_store_refuses_is_kept_and_recorded_when_it_no_longe
     let running = Running::on(slow, &sink, options());
     sink.wait_for_delivered(12).await;
     sleep(Duration::from_secs(1)).await;
-    assert!(rows.all()[..10].iter().all(|row| row.status == OutboxStatus::Done), "the others are on record");
+    assert!(rows.all()[..10].iter().all(|row| row.status == OutboxStatus::Done), "the other items are settled");
     assert!(rows.all()[10..].iter().all(|row| row.status == OutboxStatus::New));
     rows.insert_many("later", 5, None, Duration::ZERO).await;
     sink.wait_for_delivered(17).await;
@@ -527,5 +533,5 @@ async fn an_outcome_that_the_store_refuses_is_kept_and_recorded_when_it_no_longe
         sleep(LEASE).await;
     }
     running.stop().await;
-    assert_eq!(sink.started().len(), 17, "nothing was delivered again meanwhile");
+    assert_eq!(sink.started().len(), 17, "no item was delivered again meanwhile");
 }

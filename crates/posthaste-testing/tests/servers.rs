@@ -1,4 +1,4 @@
-//! The throwaway servers themselves, asked by their own client programs.
+//! The throwaway servers, tested with their own client programs.
 
 use std::io::ErrorKind;
 use std::path::Path;
@@ -68,7 +68,7 @@ async fn every_call_gets_a_mariadb_database_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_postgresql_keeps_its_commits_through_crashes_and_goes_when_dropped() {
+async fn a_postgresql_keeps_its_commits_through_crashes_and_is_removed_when_dropped() {
     let mut server = Postgres::start().await;
     let url = server.url().to_owned();
     let folder = data_folder(&url).await;
@@ -93,7 +93,7 @@ async fn a_postgresql_keeps_its_commits_through_crashes_and_goes_when_dropped() 
 }
 
 #[tokio::test]
-async fn a_mariadb_keeps_its_commits_through_crashes_and_goes_when_dropped() {
+async fn a_mariadb_keeps_its_commits_through_crashes_and_is_removed_when_dropped() {
     let mut server = MariaDb::start().await;
     let url = server.url().to_owned();
     let folder = data_folder(&url).await;
@@ -115,21 +115,21 @@ async fn a_mariadb_keeps_its_commits_through_crashes_and_goes_when_dropped() {
     assert!(!Path::new(&folder).exists());
 }
 
-/// The test runs itself as a process of its own, lets that start one server of every kind, and kills it.
+/// The test starts itself as another process, which starts one server of every kind, and kills that process.
 #[tokio::test]
-async fn the_servers_go_when_the_process_is_killed() {
+async fn the_servers_are_removed_when_the_process_is_killed() {
     const VICTIM: &str = "POSTHASTE_TEST_VICTIM";
     if std::env::var_os(VICTIM).is_some() {
         let (postgres, mariadb) = (Postgres::start().await, MariaDb::start().await);
         for url in [&servers::postgres().await, &servers::mariadb().await, postgres.url(), mariadb.url()] {
             println!("\nstarted {url}");
         }
-        // Ends with the process that would kill it, should that be killed first.
+        // This process also ends if its parent is killed first.
         let _ = std::io::stdin().read_line(&mut String::new());
         return;
     }
     let mut victim = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "the_servers_go_when_the_process_is_killed", "--nocapture"])
+        .args(["--exact", "the_servers_are_removed_when_the_process_is_killed", "--nocapture"])
         .env(VICTIM, "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -153,41 +153,41 @@ async fn the_servers_go_when_the_process_is_killed() {
     }
 }
 
-/// What a client sees of a transaction whose COMMIT is cut, and what the database has of it.
-async fn the_cut_decides(url: &str) {
+/// Cuts the COMMIT of transactions, and checks what the client sees and what the database has.
+async fn check_cut_commits(url: &str) {
     ask(url, "CREATE TABLE events (id int)").await;
     let cutter = Cutter::to(url).await;
     let transaction = ["BEGIN", "INSERT INTO events VALUES (1)", "COMMIT"];
 
-    assert!(run(cutter.url(), &transaction).await.status.success(), "nothing is cut that is not asked for");
+    assert!(run(cutter.url(), &transaction).await.status.success(), "no cut without an armed trap");
     assert_eq!(ask(url, "SELECT count(*) FROM events").await, "1");
 
     cutter.cut_when_sent(b"COMMIT", Keep::Swallowed);
     let (lost, ()) = tokio::join!(run(cutter.url(), &transaction), cutter.cut());
     assert!(!lost.status.success());
-    assert_eq!(ask(url, "SELECT count(*) FROM events").await, "1", "the commit never arrived");
+    assert_eq!(ask(url, "SELECT count(*) FROM events").await, "1", "the server never got the commit");
 
     cutter.cut_when_sent(b"COMMIT", Keep::Forwarded);
     let (unknown, ()) = tokio::join!(run(cutter.url(), &transaction), cutter.cut());
     assert!(!unknown.status.success());
     assert_eq!(ask(url, "SELECT count(*) FROM events").await, "2", "the commit happened, unknown to the client");
 
-    assert!(run(cutter.url(), &transaction).await.status.success(), "a cut is for once");
+    assert!(run(cutter.url(), &transaction).await.status.success(), "a cut happens once");
     assert_eq!(ask(url, "SELECT count(*) FROM events").await, "3");
 }
 
 #[tokio::test]
 async fn a_commit_to_postgresql_can_be_cut() {
-    the_cut_decides(&servers::postgres().await).await;
+    check_cut_commits(&servers::postgres().await).await;
 }
 
 #[tokio::test]
 async fn a_commit_to_mariadb_can_be_cut() {
-    the_cut_decides(&servers::mariadb().await).await;
+    check_cut_commits(&servers::mariadb().await).await;
 }
 
-/// A server that a test plays itself, and a proxy to it.
-async fn played() -> (TcpListener, Cutter) {
+/// A listener that plays the server, and a proxy to it.
+async fn played_server() -> (TcpListener, Cutter) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let cutter = Cutter::to(&format!("played://user:secret@{}/name?x=1", listener.local_addr().unwrap())).await;
     (listener, cutter)
@@ -207,17 +207,17 @@ async fn send(from: &mut TcpStream, to: &mut TcpStream, data: &[u8]) {
     assert_eq!(received, data);
 }
 
-/// Whatever still comes from a connection before it ends.
+/// The data that a connection still delivers before it ends.
 async fn rest(of: &mut TcpStream) -> Vec<u8> {
     let mut rest = Vec::new();
-    // A reset is an end.
+    // A reset counts as an end.
     let _ = of.read_to_end(&mut rest).await;
     rest
 }
 
 #[tokio::test]
 async fn the_url_of_a_cutter_differs_in_its_port_alone() {
-    let (listener, cutter) = played().await;
+    let (listener, cutter) = played_server().await;
     let there = listener.local_addr().unwrap().port().to_string();
     let (before, after) = cutter.url().split_once("127.0.0.1:").unwrap();
     let (here, after) = after.split_once('/').unwrap();
@@ -226,8 +226,8 @@ async fn the_url_of_a_cutter_differs_in_its_port_alone() {
 }
 
 #[tokio::test]
-async fn a_cut_takes_one_connection_and_waits_for_the_server() {
-    let (listener, cutter) = played().await;
+async fn a_cut_closes_one_connection_and_waits_for_the_server() {
+    let (listener, cutter) = played_server().await;
     let (mut client, mut server) = connect(&listener, &cutter).await;
     let (mut other_client, mut other_server) = connect(&listener, &cutter).await;
     send(&mut client, &mut server, b"BEGIN").await;
@@ -242,15 +242,15 @@ async fn a_cut_takes_one_connection_and_waits_for_the_server() {
     server.write_all(b"committed").await.unwrap();
     drop(server);
     cut.await;
-    assert_eq!(rest(&mut client).await, b"", "the answer is never returned");
+    assert_eq!(rest(&mut client).await, b"", "the client never gets the answer");
 
     send(&mut other_client, &mut other_server, b"COMMIT").await;
     send(&mut other_server, &mut other_client, b"committed").await;
 }
 
 #[tokio::test]
-async fn what_is_swallowed_never_arrives() {
-    let (listener, cutter) = played().await;
+async fn swallowed_data_never_reaches_the_server() {
+    let (listener, cutter) = played_server().await;
     let (mut client, mut server) = connect(&listener, &cutter).await;
     cutter.cut_when_sent(b"COMMIT", Keep::Swallowed);
     client.write_all(b"<COMMIT>").await.unwrap();
@@ -261,11 +261,11 @@ async fn what_is_swallowed_never_arrives() {
 }
 
 #[tokio::test]
-async fn cut_all_closes_every_connection_and_lets_new_ones_in() {
-    let (listener, cutter) = played().await;
+async fn cut_all_closes_every_connection_and_accepts_new_ones() {
+    let (listener, cutter) = played_server().await;
     let (mut first, mut first_server) = connect(&listener, &cutter).await;
     let (mut second, mut second_server) = connect(&listener, &cutter).await;
-    // This one hangs in a cut: its server never closes.
+    // The cut of this connection hangs, because its server never closes.
     cutter.cut_when_sent(b"COMMIT", Keep::Forwarded);
     first.write_all(b"COMMIT").await.unwrap();
     assert_eq!(rest(&mut first_server).await, b"COMMIT");
@@ -284,8 +284,8 @@ async fn cut_all_closes_every_connection_and_lets_new_ones_in() {
 }
 
 #[tokio::test]
-async fn a_cutter_passes_on_that_its_server_is_down_and_what_ends_in_halves() {
-    let (listener, cutter) = played().await;
+async fn a_cutter_forwards_half_closed_connections_and_a_server_that_is_down() {
+    let (listener, cutter) = played_server().await;
     let (mut client, mut server) = connect(&listener, &cutter).await;
     client.write_all(b"last words").await.unwrap();
     client.shutdown().await.unwrap();

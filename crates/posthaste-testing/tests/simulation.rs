@@ -1,11 +1,11 @@
-//! Thousands of runs that nobody wrote. One seed again, in every mode:
-//! `POSTHASTE_SEED=17 cargo test -p posthaste-testing --test simulation`. With `POSTHASTE_TRACE=1` and `--nocapture` every
-//! step of it is printed.
+//! Thousands of random runs. To repeat one seed in every mode:
+//! `POSTHASTE_SEED=17 cargo test -p posthaste-testing --test simulation`. With `POSTHASTE_TRACE=1` and `--nocapture` it
+//! prints every step.
 
 use posthaste_core::outbox::{DeadHead, Mode};
 use posthaste_testing::simulation::{Sabotage, Summary, simulate};
 
-/// In each mode; `POSTHASTE_SEEDS` gives another number of them.
+/// The number of seeds in each mode; `POSTHASTE_SEEDS` overrides it.
 const SEEDS: u64 = 1_500;
 const MODES: [Mode; 4] =
     [Mode::SingleNode, Mode::MultiNode, Mode::Ordered(DeadHead::Block), Mode::Ordered(DeadHead::Skip)];
@@ -21,7 +21,7 @@ fn every_seed_keeps_the_promises(mode: Mode) {
     let mut total = Summary::default();
     for seed in 0..seeds {
         let summary = simulate(seed, mode, Sabotage::None)
-            .unwrap_or_else(|violation| panic!("seed {seed}: {violation}\nagain: POSTHASTE_SEED={seed}"));
+            .unwrap_or_else(|violation| panic!("seed {seed}: {violation}\nto repeat it: POSTHASTE_SEED={seed}"));
         total.events += summary.events;
         total.deliveries += summary.deliveries;
         total.crashes += summary.crashes;
@@ -29,9 +29,9 @@ fn every_seed_keeps_the_promises(mode: Mode) {
         total.discarded += summary.discarded;
     }
     println!("{seeds} seeds: {total:?}");
-    assert!(total.crashes > seeds as usize / 2, "the storm is too mild to show anything: {total:?}");
-    assert!(total.duplicates > 0, "crashes after delivery must happen, too: {total:?}");
-    assert!(total.discarded > 0, "events must die, too: {total:?}");
+    assert!(total.crashes > seeds as usize / 2, "too few crashes to show anything: {total:?}");
+    assert!(total.duplicates > 0, "no crash happened after a delivery: {total:?}");
+    assert!(total.discarded > 0, "no event was discarded: {total:?}");
 }
 
 #[test]
@@ -45,33 +45,33 @@ fn every_seed_keeps_the_promises_on_many_nodes() {
 }
 
 #[test]
-fn every_seed_keeps_the_promises_in_order_where_the_dead_block() {
+fn every_seed_keeps_the_promises_in_order_where_dead_events_block() {
     every_seed_keeps_the_promises(Mode::Ordered(DeadHead::Block));
 }
 
 #[test]
-fn every_seed_keeps_the_promises_in_order_where_the_dead_are_skipped() {
+fn every_seed_keeps_the_promises_in_order_where_dead_events_are_skipped() {
     every_seed_keeps_the_promises(Mode::Ordered(DeadHead::Skip));
 }
 
 #[test]
-fn a_seed_repeats_itself() {
+fn a_seed_reproduces_its_run() {
     for mode in MODES {
         let run = || simulate(42, mode, Sabotage::None).unwrap_or_else(|violation| panic!("{mode:?}: {violation}"));
         assert_eq!(run(), run(), "{mode:?}");
     }
 }
 
-/// How many of so many seeds break a promise, and say so with these words.
+/// The number of seeds whose run breaks a promise with a message that contains these words.
 fn caught(mode: Mode, sabotage: Sabotage, seeds: u64, words: &str) -> usize {
     let is_caught = |seed| simulate(seed, mode, sabotage).is_err_and(|violation| violation.to_string().contains(words));
     (0..seeds).filter(|seed| is_caught(*seed)).count()
 }
 
-// Not every seed shows it: the second delivery of one may fail, or be excused by a lease that the storm took.
+// Not every seed shows the sabotage: the second delivery may fail, or a lost lease may allow it.
 
 #[test]
-fn the_checker_sees_what_is_lost_and_what_was_never_committed() {
+fn the_checker_finds_lost_and_uncommitted_events() {
     for mode in MODES {
         assert!(caught(mode, Sabotage::LoseOne, 40, "is lost") >= 30, "{mode:?}");
         assert!(caught(mode, Sabotage::CommitRollbacks, 40, "never committed") >= 10, "{mode:?}");
@@ -79,7 +79,7 @@ fn the_checker_sees_what_is_lost_and_what_was_never_committed() {
 }
 
 #[test]
-fn the_checker_sees_what_is_claimed_twice_or_out_of_order() {
+fn the_checker_finds_double_claims_and_broken_order() {
     for mode in MODES.into_iter().filter(|mode| mode.leases_rows()) {
         assert!(caught(mode, Sabotage::ClaimOneTwice, 40, "and again by") >= 20, "{mode:?}");
     }
@@ -89,9 +89,9 @@ fn the_checker_sees_what_is_claimed_twice_or_out_of_order() {
 }
 
 #[test]
-fn the_checker_sees_who_ignores_the_fence() {
+fn the_checker_finds_ignored_fencing_tokens() {
     assert!(caught(Mode::SingleNode, Sabotage::IgnoreFence, 40, "past its lease") >= 20);
     for mode in MODES.into_iter().filter(|mode| mode.leases_rows()) {
-        assert!(caught(mode, Sabotage::IgnoreFence, 200, "did not hold it") >= 3, "{mode:?}");
+        assert!(caught(mode, Sabotage::IgnoreFence, 200, "without its fencing token") >= 3, "{mode:?}");
     }
 }

@@ -1,10 +1,10 @@
-//! `docs/conformance.md` and the suite say the same.
+//! `docs/conformance.md` lists exactly the tests of the suite.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// How many behaviours each section has.
+/// The number of behaviours in each section.
 const SECTIONS: [(char, u32); 17] = [
     ('A', 14),
     ('B', 14),
@@ -36,9 +36,9 @@ fn lines() -> Vec<(String, String, String)> {
     for line in table.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| id ")) {
         let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
         let [id, behaviour, tests, stores] = cells[..] else { panic!("four cells: {line}") };
-        assert!(!behaviour.is_empty(), "{id} says what happens");
+        assert!(!behaviour.is_empty(), "{id} describes its behaviour");
         let (tests, stores): (Vec<_>, Vec<_>) = (tests.split("<br>").collect(), stores.split("<br>").collect());
-        assert_eq!(tests.len(), stores.len(), "{id}: stores of each test");
+        assert_eq!(tests.len(), stores.len(), "{id}: one entry of stores per test");
         for (test, stores) in tests.into_iter().zip(stores) {
             lines.push((id.to_owned(), test.trim_matches('`').to_owned(), stores.to_owned()));
         }
@@ -55,7 +55,7 @@ fn source(file: &str) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// What the blocks of a macro list.
+/// The test names that the blocks of a macro list.
 fn listed(source: &str, block: &str) -> BTreeSet<String> {
     let begin = format!("\n{block}! {{");
     let blocks = source.split(&begin).skip(1);
@@ -74,7 +74,7 @@ fn every_behaviour_has_a_line() {
 }
 
 #[test]
-fn every_test_exists_and_runs_on_the_stores_that_are_named() {
+fn every_test_exists_and_runs_on_the_named_stores() {
     for (id, test, stores) in lines() {
         let (file, name) = test.split_once("::").unwrap_or_else(|| panic!("{test} names its file"));
         assert!(name.starts_with(&format!("{}_", id.to_lowercase())), "{test} begins with {id}");

@@ -10,7 +10,7 @@ use posthaste_core::outbox::{
 use super::table::{MemoryTable, Row};
 use super::{date, in_micros};
 
-/// In microseconds, how soon a lease is looked at again that seems to have ended.
+/// The shortest wait, in microseconds, before a lease that seems to have ended is checked again.
 const SOONEST_TAKEOVER: i64 = 100_000;
 
 /// One claim's view of a table.
@@ -26,7 +26,7 @@ impl<'a> View<'a> {
         Self { mode, request, in_flight: request.in_flight.iter().copied().collect(), now }
     }
 
-    /// True if this claim could take the row once it is due.
+    /// True if this claim may claim the row once it is due.
     fn is_free(&self, row: &Row) -> bool {
         let lease = in_micros(self.request.lease);
         let is_believed = row.locked_at <= self.now + lease / 10;
@@ -42,7 +42,7 @@ impl<'a> View<'a> {
         row.available_at <= self.now && row.created_at <= self.now - in_micros(self.request.skip_recent)
     }
 
-    /// Of a row that is not leased now: true if it lost a lease.
+    /// True if a row that is not leased now lost a lease before.
     fn is_suspect(&self, row: &Row) -> bool {
         self.mode.leases_rows() && (row.lease_losses > 0 || row.locked_by.is_some())
     }
@@ -78,7 +78,7 @@ impl MemoryTable {
         let last = candidates.last().map(|last| last.position);
         let Selection { claimed, losses, dead, is_cut, .. } = select(&candidates);
         let last = match (matches!(view.mode, Mode::Ordered(_)), claimed.last()) {
-            // What was cut off is behind the last claimed row.
+            // The rows that did not fit are behind the last claimed row.
             (false, Some(seq)) => candidates.iter().map(|row| row.position).find(|position| position.seq == *seq),
             _ => last,
         };
@@ -96,8 +96,8 @@ impl MemoryTable {
         rows.take(view.request.limit + 1).map(|row| view.candidate(row, row.position(), None)).collect()
     }
 
-    /// The rows that a claim by key may take, the rows of a key from its head on. A row that waits behind others is never a
-    /// candidate, which has the same effect as marking it as blocked.
+    /// The candidates of a claim in ordered mode: the rows of each key from its head on. A row that waits behind others
+    /// is never a candidate, which has the same effect as marking it as blocked.
     fn candidates_by_key(&self, view: &View<'_>) -> Vec<Candidate> {
         let mut candidates = Vec::new();
         for row in self.pending.iter().take_while(|at| at.due <= view.now).filter_map(|at| self.row(at.seq)) {
@@ -108,7 +108,7 @@ impl MemoryTable {
         for of_key in self.by_key.values() {
             let (mut due, mut predecessor) = (i64::MIN, None);
             for row in view.unfinished(self, of_key).take_while(|row| view.is_free(row) && view.is_due(row)) {
-                // A row that waits for another is not due before that one is.
+                // A row is not due before its predecessor is.
                 due = due.max(row.available_at);
                 candidates.push(view.candidate(row, Position { due, seq: row.seq }, predecessor));
                 predecessor = Some(row.seq);
@@ -119,7 +119,7 @@ impl MemoryTable {
         candidates
     }
 
-    /// Leases a row where rows are leased, and reads it.
+    /// Reads a row, and leases it in modes that lease rows.
     fn lease(&mut self, seq: i64, losses: u32, view: &View<'_>) -> Option<ClaimedRow> {
         if view.mode.leases_rows() {
             self.change(seq, |row| {
@@ -155,7 +155,7 @@ impl MemoryTable {
         })
     }
 
-    /// When the first row is due that a claim could take, or the first lease of another process ends.
+    /// The time at which the first claimable row is due or the first lease of another process ends.
     pub(super) fn next_due(&self, view: &View<'_>) -> Option<i64> {
         let due = self.first_due(view);
         let is_leased = |row: &&Row| row.locked_by.is_some() && !view.in_flight.contains(&row.seq);
@@ -176,7 +176,7 @@ impl MemoryTable {
         first.into_iter().chain(first_head).min()
     }
 
-    /// The event types of which a row is due, and for how long the first row of each has been due.
+    /// The event types with a due row, and for how long the first row of each has been due.
     pub(super) fn oldest_due_by_type(&self, now: i64) -> Vec<(String, Duration)> {
         let mut types: Vec<(String, Duration)> = Vec::new();
         for row in self.pending.iter().take_while(|at| at.due <= now).filter_map(|at| self.row(at.seq)) {

@@ -25,7 +25,7 @@ impl MemoryOutbox {
         Self { database, table, mode }
     }
 
-    /// The database's state for one statement, and its time.
+    /// Locks the database's state for one statement, and returns it with the database's time.
     pub(super) fn statement(&self, doing: &str) -> Result<(MutexGuard<'_, State>, i64), StoreError> {
         let now = self.database.now();
         Ok((self.database.statement(&format!("{doing} {}", self.table))?, now))
@@ -45,7 +45,7 @@ impl Store for MemoryOutbox {
         Some(self)
     }
 
-    /// It lives on the clock of the test, which another runtime does not have.
+    /// The store uses the paused clock of the test, which the runtime of another thread does not have.
     fn runs_on_own_thread(&self) -> bool {
         false
     }
@@ -228,7 +228,7 @@ impl Notifier for MemoryOutbox {
     }
 }
 
-/// Ends with the future that listens.
+/// Removes the listener when the listening future is dropped.
 struct Listening<'a> {
     outbox: &'a MemoryOutbox,
     number: u64,
@@ -236,7 +236,7 @@ struct Listening<'a> {
 
 impl<'a> Listening<'a> {
     fn start(outbox: &'a MemoryOutbox, wakeup: Wakeup) -> Result<Self, StoreError> {
-        let (mut state, _) = outbox.statement("listen for hints of")?;
+        let (mut state, _) = outbox.statement("listen for notifications of")?;
         let table = state.table(&outbox.table);
         table.last_listener += 1;
         table.listeners.insert(table.last_listener, wakeup);

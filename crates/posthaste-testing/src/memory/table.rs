@@ -10,9 +10,9 @@ use super::{date, in_micros};
 #[derive(Default)]
 pub(crate) struct MemoryTable {
     rows: BTreeMap<i64, Row>,
-    /// Pending rows in the order of delivery.
+    /// The pending rows in the order of delivery.
     pub(super) pending: BTreeSet<Position>,
-    /// By key: rows that are pending or DEAD, in the order of insertion.
+    /// By key, the rows that are pending or DEAD, in the order of insertion.
     pub(super) by_key: BTreeMap<Arc<str>, BTreeSet<i64>>,
     by_id: HashMap<String, i64>,
     last_seq: i64,
@@ -20,17 +20,17 @@ pub(crate) struct MemoryTable {
     owner: Option<String>,
     generation: i64,
     owned_until: i64,
-    /// Who is to be woken by a notification, by the number of its listener.
+    /// The wakeups that a notification signals, by the number of their listener.
     pub(super) listeners: BTreeMap<u64, Wakeup>,
     pub(super) last_listener: u64,
 }
 
-/// One event in it.
+/// One row of the table.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) seq: i64,
     pub(crate) event: Arc<Event>,
-    /// What it is about; `None` is unordered.
+    /// The ordering key; a row with `None` is unordered.
     pub(crate) key: Option<Arc<str>>,
     pub(crate) status: OutboxStatus,
     pub(super) attempts: u32,
@@ -41,13 +41,13 @@ pub(crate) struct Row {
     pub(crate) locked_by: Option<String>,
     pub(crate) locked_at: i64,
     pub(super) lease_losses: u32,
-    /// Whether it can be read as an event.
+    /// True if the row can be decoded as an event.
     pub(super) is_readable: bool,
 }
 
 impl Row {
     pub(super) fn new(seq: i64, event: &Event, claim_id: Option<&str>, now: i64) -> Self {
-        // The length tells where the type ends, whatever characters there are.
+        // The length marks the end of the type, whatever characters the type contains.
         let aggregate_type = event.aggregate_type();
         let key = event.aggregate_id().map(|id| format!("{}:{aggregate_type}:{id}", aggregate_type.len()).into());
         let available_at = match event.delay() {
@@ -139,7 +139,8 @@ impl MemoryTable {
         self.rows.get(self.by_id.get(event_id)?)
     }
 
-    /// Numbers are given out at the insert and not at the commit, so that later ones may appear first, as in a database.
+    /// A row gets its number at the insert and not at the commit. As in a real database, a later number may commit
+    /// first.
     pub(super) fn next_seq(&mut self) -> i64 {
         self.last_seq += 1;
         self.last_seq
@@ -180,10 +181,10 @@ impl MemoryTable {
         }
     }
 
-    /// Carries out an update unless the row is finished, or is leased by none of these claims where claims are given.
+    /// Applies an update unless the row is finished. If claim ids are given, one of them must have leased the row.
     pub(super) fn settle(&mut self, update: &RowUpdate, claim_ids: Option<&[String]>, now: i64) -> bool {
-        let is_held = |row: &Row| row.is_pending() && claim_ids.is_none_or(|claim_ids| row.is_claimed_by(claim_ids));
-        let applies = self.row(update.seq).is_some_and(is_held);
+        let is_claimed = |row: &Row| row.is_pending() && claim_ids.is_none_or(|claim_ids| row.is_claimed_by(claim_ids));
+        let applies = self.row(update.seq).is_some_and(is_claimed);
         if applies {
             self.change(update.seq, |row| row.apply(update, now));
         }
@@ -192,7 +193,7 @@ impl MemoryTable {
 
     pub(super) fn acquire_ownership(&mut self, owner: &str, lease: i64, now: i64) -> Owner {
         let is_owner = self.owner.as_deref() == Some(owner);
-        // A lease that ends later than a lease is long was taken before the clock was set back.
+        // A lease that ends after more than a lease from now began before the clock was set back.
         let is_believed = self.owned_until <= now + lease + lease / 10;
         if !is_owner && self.owner.is_some() && now < self.owned_until && is_believed {
             return Owner::Other { remaining: std::time::Duration::from_micros((self.owned_until - now) as u64) };
@@ -209,23 +210,23 @@ impl MemoryTable {
         self.owner.take_if(|present| present == owner);
     }
 
-    /// Lets all leases have begun that much later.
+    /// Moves the beginning of all leases by this much.
     pub(super) fn move_leases(&mut self, by: i64) {
         self.owned_until += by;
         self.rows.values_mut().for_each(|row| row.locked_at += by);
     }
 
-    /// What a settlement in single-node mode must know.
+    /// The fencing token that a settlement must have in single-node mode.
     pub(crate) fn fencing_token(&self) -> Option<String> {
         self.owner.as_ref().map(|owner| format!("{owner}:{}", self.generation))
     }
 
-    /// Who owns it at this moment.
+    /// The owner of the table at this time.
     pub(crate) fn owner_at(&self, now: i64) -> Option<&str> {
         self.owner.as_deref().filter(|_| now < self.owned_until)
     }
 
-    /// The rows of its key before it that are not finished.
+    /// The unfinished rows of the same key before this row.
     pub(crate) fn unfinished_before(&self, seq: i64, mode: Mode) -> Vec<i64> {
         let Some(of_key) = self.row(seq).and_then(|row| self.by_key.get(row.key.as_ref()?)) else { return Vec::new() };
         let blocks = |row: &Row| row.is_pending() || mode == Mode::ORDERED;

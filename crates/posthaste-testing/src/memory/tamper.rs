@@ -2,9 +2,9 @@ use std::time::Duration;
 
 use super::{MemoryDatabase, in_micros};
 
-/// What another program may do to a table.
+/// Changes that another program may make to a table.
 impl MemoryDatabase {
-    /// Lets the headers of a row be no JSON object, so that nobody can read it as an event.
+    /// Replaces the headers of a row with text that is not a JSON object, so that the row cannot be decoded.
     ///
     /// # Panics
     ///
@@ -13,7 +13,7 @@ impl MemoryDatabase {
         self.change(table, event_id, |row| row.is_readable = false);
     }
 
-    /// Lets a row have been written, finished and leased that much earlier.
+    /// Moves the times at which a row was written, finished and leased back by this much.
     ///
     /// # Panics
     ///
@@ -27,7 +27,7 @@ impl MemoryDatabase {
         });
     }
 
-    /// Sets the database's clock back, as far as leases can tell: every lease of a table began that much later.
+    /// Simulates a database clock that was set back: every lease of a table began this much later.
     pub fn set_clock_back(&self, table: &str, by: Duration) {
         if let Some(table) = self.lock().tables.get_mut(table) {
             table.move_leases(in_micros(by));

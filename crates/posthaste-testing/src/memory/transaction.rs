@@ -6,13 +6,13 @@ use posthaste_core::{Event, FaultKind, StoreError};
 use super::table::Row;
 use super::{MemoryDatabase, MemoryOutbox};
 
-/// A transaction on a [`MemoryDatabase`]. What is written in it appears at its commit; dropped without, it is rolled back.
+/// A transaction on a [`MemoryDatabase`]. Its rows appear at the commit. Dropping it without a commit rolls it back.
 pub struct MemoryTransaction {
     connection: MemoryConnection,
     ended: bool,
 }
 
-/// What statements of a service run on.
+/// The connection on which the statements of a service run.
 pub struct MemoryConnection {
     database: MemoryDatabase,
     staged: Vec<(TableName, Row)>,
@@ -23,7 +23,7 @@ impl MemoryTransaction {
         Self { connection: MemoryConnection { database, staged: Vec::new() }, ended: false }
     }
 
-    /// Makes everything in it permanent, at once.
+    /// Commits all rows of the transaction at once.
     pub async fn commit(mut self) -> Result<(), StoreError> {
         let MemoryConnection { database, staged } = &mut self.connection;
         let mut state = database.lock();
@@ -31,9 +31,9 @@ impl MemoryTransaction {
         if state.failing_commits > 0 {
             state.failing_commits -= 1;
             drop(state);
-            return failed(FaultKind::Transient, "the database in memory was told to fail");
+            return failed(FaultKind::Transient, "a test made the in-memory database fail");
         }
-        // Somebody else may have committed the same id since the insert.
+        // Another transaction may have committed the same id since the insert.
         let known = |(table, row): &(TableName, Row)| {
             state.tables.get(table.as_str()).is_some_and(|table| table.row_of(row.event.id()).is_some())
         };
@@ -51,12 +51,12 @@ impl MemoryTransaction {
         drop(state);
         self.ended = true;
         match is_lost {
-            true => failed(FaultKind::OutcomeUnknown, "the database in memory was told to lose the answer"),
+            true => failed(FaultKind::OutcomeUnknown, "a test made the in-memory database lose the answer"),
             false => Ok(()),
         }
     }
 
-    /// Undoes everything in it.
+    /// Rolls the transaction back.
     pub async fn rollback(self) -> Result<(), StoreError> {
         drop(self);
         Ok(())
@@ -76,13 +76,13 @@ impl MemoryConnection {
             return Err(StoreError::new(
                 doing,
                 FaultKind::Permanent,
-                "the transaction is of another database in memory",
+                "the transaction belongs to another in-memory database",
             ));
         }
         let now = database.now();
         let mut state = database.statement(&doing)?;
         let rows = state.table(table);
-        // As in a database, numbers are used up also by an insert that fails.
+        // As in a real database, an insert that fails uses up its numbers.
         let new: Vec<Row> = events.iter().map(|event| Row::new(rows.next_seq(), event, claim_id, now)).collect();
         for (index, row) in new.iter().enumerate() {
             let id = row.event.id();
@@ -96,14 +96,14 @@ impl MemoryConnection {
         Ok(numbers)
     }
 
-    /// What would be committed.
+    /// The rows that a commit would insert.
     pub(crate) fn staged(&self) -> impl Iterator<Item = &Row> {
         self.staged.iter().map(|(_, row)| row)
     }
 }
 
 fn duplicate(doing: &str, id: &str) -> StoreError {
-    StoreError::new(doing, FaultKind::Permanent, format!("event id {id} is there already"))
+    StoreError::new(doing, FaultKind::Permanent, format!("event id {id} already exists"))
 }
 
 impl Deref for MemoryTransaction {
@@ -128,7 +128,7 @@ impl Drop for MemoryTransaction {
     }
 }
 
-/// The end of a transaction that the database itself began cannot be seen.
+/// The outbox cannot see the end of a transaction that it did not begin.
 impl InTransaction<MemoryOutbox> for MemoryTransaction {
     fn connection(&mut self) -> &mut MemoryConnection {
         &mut self.connection

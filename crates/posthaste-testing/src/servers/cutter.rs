@@ -9,10 +9,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
-/// A TCP proxy in front of a database, for faults that no server commits on demand: the connection that breaks between a
+/// A TCP proxy in front of a database, for a fault that no server produces on demand: the connection breaks between a
 /// `COMMIT` and its answer.
 ///
-/// It looks at bytes, so the connection must not be encrypted; the servers of this module offer no TLS.
+/// It searches the bytes of a connection, so the connection must not be encrypted. The servers of this module offer no
+/// TLS.
 pub struct Cutter {
     url: String,
     trap: Arc<watch::Sender<Trap>>,
@@ -21,28 +22,28 @@ pub struct Cutter {
     accepting: AbortHandle,
 }
 
-/// What the network lets through.
+/// The state of the simulated network.
 #[derive(Default)]
 struct Traffic {
-    /// How many connections there were so far.
+    /// The number of connections so far.
     connections: u64,
-    /// Connections up to this one are stalled: they stay open, and nothing comes through.
+    /// Connections up to this number are stalled: they stay open and forward nothing.
     stalled: u64,
     /// New connections are closed at once.
     is_refusing: bool,
 }
 
-/// What becomes of the data that a cut waits for.
+/// What the proxy does with the data that triggers a cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Keep {
-    /// The server gets it and acts on it, but the client never gets the answer: a commit happened and the client does not
-    /// know.
+    /// The proxy forwards the data to the server, but the client never gets the answer: a commit happened and the
+    /// client does not know.
     Forwarded,
-    /// The server never gets it: a commit did not happen and the client does not know.
+    /// The server never gets the data: a commit did not happen and the client does not know.
     Swallowed,
 }
 
-/// The life of a cut.
+/// The states of a cut.
 enum Trap {
     Unarmed,
     Armed { needle: Vec<u8>, keep: Keep },
@@ -51,8 +52,8 @@ enum Trap {
 }
 
 impl Cutter {
-    /// Listens on a loopback port and forwards to the host and port of this URL, to which each connection is made anew:
-    /// the server may be stopped and started behind it.
+    /// Listens on a loopback port and forwards to the host and port of this URL. It connects to the server for each
+    /// client connection, so the server may be stopped and started meanwhile.
     ///
     /// # Panics
     ///
@@ -75,10 +76,10 @@ impl Cutter {
         &self.url
     }
 
-    /// Arms one cut: of the connection whose client is the next to send data with this in it, such as `b"COMMIT"`. The
-    /// server is let finish what it got of that connection before the client sees the end of it.
+    /// Arms one cut, of the first connection whose client sends data that contains `needle`, such as `b"COMMIT"`. The
+    /// server finishes what it got on that connection before the client sees the end of it.
     ///
-    /// Only whole reads are looked at, of up to 64 KiB; small statements such as `COMMIT` arrive in one.
+    /// The search looks at one read of up to 64 KiB at a time. A small statement such as `COMMIT` arrives in one read.
     pub fn cut_when_sent(&self, needle: &[u8], keep: Keep) {
         assert!(!needle.is_empty(), "everything contains an empty needle");
         self.trap.send_replace(Trap::Armed { needle: needle.to_owned(), keep });
@@ -91,35 +92,36 @@ impl Cutter {
         trap.wait_for(|trap| matches!(trap, Trap::Cut)).await.expect("the sender is borrowed");
     }
 
-    /// The server is out of reach: every connection is closed, and new ones are closed at once, until [`restore`](Self::restore).
+    /// Puts the server out of reach: closes every connection, and closes new ones at once, until
+    /// [`restore`](Self::restore).
     pub async fn take_away(&self) {
         self.traffic.send_modify(|traffic| traffic.is_refusing = true);
         self.cut_all().await;
     }
 
-    /// New connections are welcome again.
+    /// Accepts new connections again.
     pub fn restore(&self) {
         self.traffic.send_modify(|traffic| traffic.is_refusing = false);
     }
 
-    /// Nothing comes through the connections that are open now, and neither side is told: as if a firewall had orphaned
-    /// them. New ones are welcome.
+    /// Stalls the connections that are open now: they forward nothing and stay open, as if a firewall dropped their
+    /// packets. New connections work.
     pub fn stall(&self) {
         self.traffic.send_modify(|traffic| traffic.stalled = traffic.connections);
     }
 
-    /// Closes every connection, and returns when that is done. New ones are welcome.
+    /// Closes every connection, and returns when that is done. New connections work.
     pub async fn cut_all(&self) {
         let mut connections = std::mem::take(&mut *self.connections.lock().unwrap_or_else(PoisonError::into_inner));
         connections.shutdown().await;
-        // The connection whose turn it was may be among them.
+        // The connection that was being cut may be among them.
         cut_is_done(&self.trap);
     }
 }
 
 impl Drop for Cutter {
     fn drop(&mut self) {
-        // The connections go with their set, which only this and the accepting task hold.
+        // Only this value and the accepting task own the set of connections. Dropping the set closes them.
         self.accepting.abort();
     }
 }
@@ -171,7 +173,7 @@ async fn stalled(traffic: &watch::Sender<Traffic>, number: u64) {
     }
 }
 
-/// Ends the cut under way; one that has been armed since stays armed.
+/// Marks the current cut as done. A cut that was armed since stays armed.
 fn cut_is_done(trap: &watch::Sender<Trap>) {
     trap.send_if_modified(|trap| {
         let cutting = matches!(trap, Trap::Cutting);
@@ -182,9 +184,10 @@ fn cut_is_done(trap: &watch::Sender<Trap>) {
     });
 }
 
-/// Forwards both ways until either side is gone or the trap springs, and closes both. Says what was kept if it sprang.
+/// Forwards both ways until one side closes or the trap springs, then closes both. Returns what the cut kept if the
+/// trap sprang.
 async fn relay(client: TcpStream, server: TcpStream, proxy: &Proxy, number: u64) -> Option<Keep> {
-    // Bytes go on as they come: held back, every small statement would cost a delayed acknowledgement.
+    // Without TCP_NODELAY every small statement would cost a delayed acknowledgement.
     client.set_nodelay(true).ok()?;
     server.set_nodelay(true).ok()?;
     let (mut from_client, mut to_client) = client.into_split();
@@ -192,12 +195,12 @@ async fn relay(client: TcpStream, server: TcpStream, proxy: &Proxy, number: u64)
     let (data, keep) = tokio::select! {
         sprung = forward(&mut from_client, &mut to_server, &proxy.trap) => sprung.ok()?,
         _ = copy(&mut from_server, &mut to_client) => return None,
-        // Both sides stay open, and neither hears anything.
+        // Both sides stay open and get nothing.
         () = stalled(&proxy.traffic, number) => std::future::pending().await,
     };
-    // From here on nobody writes to the client. The server acts in order on what it was sent, then meets the end and
-    // closes: its end is the sign that it is done, where its next bytes might answer something earlier. An error is an
-    // end, too.
+    // From here on the proxy writes nothing to the client. The server processes in order what it got, then reads the
+    // end of the stream and closes. Its close shows that it is done; its next bytes might be the answer to an earlier
+    // statement. An error counts as a close, too.
     let finish = async {
         if keep == Keep::Forwarded {
             let _ = to_server.write_all(&data).await;
@@ -219,7 +222,7 @@ async fn forward(
     loop {
         let length = client.read(&mut buffer).await?;
         if length == 0 {
-            // The client has said all; the server may not have.
+            // The client has closed its sending half; the server may still send.
             server.shutdown().await?;
             std::future::pending::<Infallible>().await;
         }
@@ -231,7 +234,7 @@ async fn forward(
     }
 }
 
-/// Springs the trap if it is armed for something in this data: for one connection only, whichever is first.
+/// Springs the trap if it is armed and its needle is in this data. Only the first matching connection springs it.
 fn spring(trap: &watch::Sender<Trap>, data: &[u8]) -> Option<Keep> {
     let mut sprung = None;
     trap.send_if_modified(|trap| {

@@ -11,16 +11,16 @@ const SCRIPT: &str = concat!(include_str!("mariadb.sh"), include_str!("watch.sh"
 /// The URL of a new, empty database (utf8mb4) on a throwaway MariaDB. One server for a test binary, one database for a
 /// call.
 ///
-/// The server is fast and forgets commits in a crash: a test that crashes it starts a [`MariaDb`] of its own.
+/// The server is fast and loses commits in a crash: a test that crashes its server starts a [`MariaDb`] of its own.
 pub async fn mariadb() -> String {
     static SERVER: OnceCell<Server> = OnceCell::const_new();
     let fast = "--innodb-flush-log-at-trx-commit=0 --skip-innodb-doublewrite";
     database(SERVER.get_or_init(|| Server::start(SCRIPT, fast)).await).await
 }
 
-/// A MariaDB of the caller's own, to crash and start again. Gone with the process, or when dropped.
+/// A MariaDB for one test, to crash and start again. It is removed when the process ends, or when dropped.
 ///
-/// What was committed survives a crash of the server, though not one of the machine: it does not wait for the disk.
+/// Commits survive a crash of the server, but not a crash of the machine: the server does not wait for the disk.
 pub struct MariaDb {
     server: Server,
     url: String,

@@ -1,9 +1,9 @@
 # $1 is the port, $2 holds further settings.
 set -eu
-# What goes wrong is told to the test, which fails with it.
+# Errors go to stdout: the test reads them and fails with them.
 exec 2>&1
 
-# Debian's mariadbd is where only root looks.
+# Debian installs mariadbd in /usr/sbin, which only root has in its path.
 PATH=$PATH:/usr/sbin
 needs() { # program, package
   command -v "$1" >/dev/null || { echo "$1 is not installed: run ./test, or apt-get install $2"; exit 1; }
@@ -12,7 +12,7 @@ needs mariadbd mariadb-server-core
 needs mariadb-install-db mariadb-server-core
 needs mariadb mariadb-client-core
 port=$1 settings=$2 as= pid=
-# MariaDB runs as root only where it is told to.
+# MariaDB runs as root only with this option.
 if [ "$(id -u)" = 0 ]; then as=--user=root; fi
 
 prepare() {
@@ -28,7 +28,8 @@ start() {
     --pid-file="$dir/pid" --skip-log-bin --skip-name-resolve --character-set-server=utf8mb4 --max-connections=300 \
     --performance-schema=OFF --innodb-buffer-pool-size=128M $settings >"$dir/log" 2>&1 &
   pid=$!
-  # Asked by the socket in its own folder, so that no other server can answer; it opens that after the port.
+  # The check uses the socket in the server's own folder, so that no other server can answer. The server opens the
+  # socket after the port.
   tries=600
   until mariadb --no-defaults -u root --socket="$dir/socket" -e 'SELECT 1' >/dev/null 2>&1; do
     tries=$((tries - 1))
@@ -37,7 +38,7 @@ start() {
   done
 }
 
-# A crash. Stopping what is stopped is fine.
+# Crashes the server. Does nothing if the server is stopped.
 stop() {
   [ -n "$pid" ] || return 0
   kill -9 "$pid" 2>/dev/null || true

@@ -10,16 +10,16 @@ const SCRIPT: &str = concat!(include_str!("postgres.sh"), include_str!("watch.sh
 
 /// The URL of a new, empty database on a throwaway PostgreSQL. One server for a test binary, one database for a call.
 ///
-/// The server is fast and forgets commits in a crash: a test that crashes it starts a [`Postgres`] of its own.
+/// The server is fast and loses commits in a crash: a test that crashes its server starts a [`Postgres`] of its own.
 pub async fn postgres() -> String {
     static SERVER: OnceCell<Server> = OnceCell::const_new();
     let fast = "-c synchronous_commit=off -c full_page_writes=off";
     database(SERVER.get_or_init(|| Server::start(SCRIPT, fast)).await).await
 }
 
-/// A PostgreSQL of the caller's own, to crash and start again. Gone with the process, or when dropped.
+/// A PostgreSQL for one test, to crash and start again. It is removed when the process ends, or when dropped.
 ///
-/// What was committed survives a crash of the server, though not one of the machine: it does not wait for the disk.
+/// Commits survive a crash of the server, but not a crash of the machine: the server does not wait for the disk.
 pub struct Postgres {
     server: Server,
     url: String,
@@ -31,7 +31,7 @@ impl Postgres {
         Self::start_with("-c synchronous_commit=on").await
     }
 
-    /// The same with settings of the server's command line, such as `-c fsync=on`.
+    /// Starts a server with these settings on its command line, such as `-c fsync=on`.
     pub async fn start_with(settings: &'static str) -> Self {
         let server = Server::start(SCRIPT, settings).await;
         let url = database(&server).await;

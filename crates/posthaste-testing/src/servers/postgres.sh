@@ -1,6 +1,6 @@
 # $1 is the port, $2 holds further settings.
 set -eu
-# What goes wrong is told to the test, which fails with it.
+# Errors go to stdout: the test reads them and fails with them.
 exec 2>&1
 
 bin=$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null | sort -V | tail -n 1)
@@ -25,7 +25,7 @@ start() {
     { cat "$dir/log" "$dir/data/log"; exit 1; }
 }
 
-# As in a crash: no checkpoint, nobody's work is waited for. Stopping what is stopped is fine.
+# Stops as in a crash: without a checkpoint and without waiting for clients. Does nothing if the server is stopped.
 stop() {
   [ -e "$dir/data/postmaster.pid" ] || return 0
   $as "$bin/pg_ctl" -D "$dir/data" -m immediate -w stop >"$dir/log" 2>&1 || { cat "$dir/log"; return 1; }

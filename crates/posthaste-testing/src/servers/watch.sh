@@ -1,11 +1,11 @@
 
-# The second half of a server's script; the first defines prepare, start and stop. Does what it is told on stdin, and when
-# stdin ends (the test has ended, however it ended) stops the server and removes its data.
+# The second half of a server's script; the first half defines prepare, start and stop. Executes the commands on stdin.
+# When stdin ends, because the test ended or was killed, it stops the server and removes its data.
 
-# Nobody may be left to read the answers: dash would die of the signal without cleaning up, while a failed echo ends it
-# in order.
+# The test that reads the answers may be gone. SIGPIPE would kill dash without a cleanup, while a failed echo ends the
+# script with its EXIT trap.
 trap '' PIPE
-# stdin belongs to the orders: nothing else may read from it.
+# Only the loop below may read the commands from stdin.
 prepare </dev/null
 trap 'stop </dev/null >/dev/null 2>&1 || true; rm -rf "$dir"' EXIT
 start </dev/null

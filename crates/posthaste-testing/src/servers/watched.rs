@@ -1,4 +1,4 @@
-//! A server whose life hangs on a pipe.
+//! A server that a shell stops when its pipe to the test closes.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -7,11 +7,11 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A running or stopped server, its data included. When this process ends, however it ends, or when this is dropped, the
-/// shell that watches the pipe stops the server and removes its data.
+/// A running or stopped server with its data. When this value is dropped or the process ends, even if it is killed, the
+/// shell that reads the pipe stops the server and removes its data.
 pub(super) struct Server {
     port: u16,
-    // Shared with the threads that wait for the shell: a test's other tasks run on while its server restarts.
+    // Shared with the threads that wait for the shell, so that the other tasks of a test run while its server restarts.
     shell: Arc<Mutex<Shell>>,
 }
 
@@ -43,8 +43,8 @@ impl Server {
     }
 }
 
-/// Creates a database under a name that no other has in this process, by the command that `client` makes of the SQL
-/// statement, and returns the name.
+/// Creates a database with a name that is unique in this process, and returns the name. `client` makes a command of the
+/// SQL statement.
 pub(super) async fn create_database(statement: &'static str, client: impl FnOnce(&str) -> Command) -> String {
     static NEXT: AtomicU32 = AtomicU32::new(1);
     let name = format!("test_{}", NEXT.fetch_add(1, Ordering::Relaxed));
@@ -58,7 +58,7 @@ pub(super) async fn create_database(statement: &'static str, client: impl FnOnce
 /// The shell that runs a server's script.
 struct Shell {
     process: Child,
-    // Gone only while this is dropped.
+    // `None` only while the value is dropped.
     orders: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
 }
@@ -69,7 +69,7 @@ impl Shell {
             .args(["-c", script, "server", &port.to_string(), settings])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // What ends the test, such as a ^C, must not end the shell before it has cleaned up.
+            // A signal that ends the test, such as ^C, must not end the shell before it has cleaned up.
             .process_group(0)
             .spawn()
             .expect("a shell");
@@ -103,18 +103,19 @@ impl Shell {
 impl Drop for Shell {
     fn drop(&mut self) {
         drop(self.orders.take());
-        // So that the server is gone after the drop, not some time later. The shell ends by itself: nothing to report.
+        // Waits, so that the server is stopped when the drop returns. The shell ends by itself, so there is no error to
+        // report.
         let _ = self.process.wait();
     }
 }
 
-/// A port below those that the kernel gives to outgoing connections (from 32768). While a server is stopped, one of these
-/// could otherwise take its port; a client that dials the port could even be connected to itself.
+/// A port below the range that the kernel gives to outgoing connections (from 32768). Otherwise an outgoing connection
+/// could use the port of a stopped server, and a client of that port could even connect to itself.
 fn free_port() -> u16 {
     const FIRST: u32 = 20_000;
     const COUNT: u32 = 12_000;
     static NEXT: AtomicU32 = AtomicU32::new(0);
-    // Processes that start servers at the same time look in different places.
+    // Processes that start servers at the same time start their search at different ports.
     let from = (std::process::id() % COUNT) * 16;
     (0..COUNT)
         .map(|_| FIRST + (from + NEXT.fetch_add(1, Ordering::Relaxed)) % COUNT)

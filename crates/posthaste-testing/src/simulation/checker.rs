@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::{LEASE, Summary};
 use crate::memory::MemoryTable;
 
-/// A promise that was not kept.
+/// A promise that a run broke.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation(String);
 
@@ -27,13 +27,13 @@ impl fmt::Display for Violation {
 
 impl std::error::Error for Violation {}
 
-/// What was seen at the listeners and at the database.
+/// What the checker knows from listeners and from the database.
 pub(super) struct Ledger {
     began: Instant,
     events: BTreeMap<i64, EventRecord>,
     by_id: HashMap<String, i64>,
     nodes: BTreeMap<usize, NodeRecord>,
-    /// Single node: the fence of who owns the table.
+    /// Single node: the fencing token of the table's owner.
     owner: Option<String>,
     deliveries: u64,
     crashes: usize,
@@ -41,23 +41,23 @@ pub(super) struct Ledger {
     violation: Option<Violation>,
 }
 
-/// What is known of one event.
+/// What the checker knows of one event.
 #[derive(Default)]
 struct EventRecord {
     key: Option<String>,
     committed: bool,
-    /// Where rows are leased: the lock of who claimed it last.
+    /// In modes that lease rows: the claim id of the last claim.
     claim_id: Option<String>,
-    /// Ordered: what of its key had to come before it, as of its last claim.
+    /// Ordered: the events of its key that had to be delivered before it, at the time of its last claim.
     must_precede: Vec<i64>,
-    /// Those that run or succeeded.
+    /// The deliveries that are in flight or succeeded.
     deliveries: Vec<Delivery>,
-    /// How often its delivery as a suspect was started since an attempt last came to an end.
+    /// The number of deliveries as a suspect that started since an attempt last ended.
     starts: u32,
-    /// Deliveries that failed so that it counts.
+    /// Failed deliveries that count as attempts.
     failures: u32,
     done: u32,
-    given_up: u32,
+    went_dead: u32,
     replays: u32,
     discarded: bool,
 }
@@ -67,9 +67,9 @@ struct EventRecord {
 pub(super) enum Ended {
     /// It succeeded.
     Delivered,
-    /// It failed, and that counts.
+    /// It failed, and the attempt counts.
     Counted,
-    /// It was put off, was given up, or was cut off.
+    /// It was snoozed, failed without counting, or was interrupted.
     Otherwise,
 }
 
@@ -90,24 +90,24 @@ struct Delivery {
     succeeded: bool,
 }
 
-/// What befell one process.
+/// The faults of one process.
 #[derive(Default)]
 struct NodeRecord {
-    fell: bool,
+    crashed: bool,
     freezes: Vec<(Instant, Instant)>,
-    /// What its locks begin with.
-    lane: Option<String>,
-    /// As whom it owns the table.
+    /// The common prefix of its claim ids.
+    claim_prefix: Option<String>,
+    /// The name under which it owns the table.
     owner: Option<String>,
 }
 
 impl NodeRecord {
-    /// Whether a delivery that it started then may come again.
+    /// True if a delivery that the process started at this time may be repeated.
     fn was_hit_since(&self, started: Instant) -> bool {
         let since = self.freezes.iter().filter(|(_, until)| *until > started);
-        let stood_still: Duration = since.map(|(from, until)| *until - *from).sum();
-        // Less than that costs one renewal at most, and two of three may fail.
-        self.fell || stood_still > LEASE / 3
+        let paused_for: Duration = since.map(|(from, until)| *until - *from).sum();
+        // A shorter pause costs one renewal at most, and two of three renewals may fail.
+        self.crashed || paused_for > LEASE / 3
     }
 }
 
@@ -126,7 +126,7 @@ impl Ledger {
         }
     }
 
-    /// Keeps the first: what follows from it is only noise.
+    /// Keeps the first violation; later ones are only its consequences.
     pub(super) fn violation(&mut self, text: String) {
         self.violation.get_or_insert(Violation(text));
     }
@@ -135,9 +135,9 @@ impl Ledger {
         self.events.entry(seq).or_default()
     }
 
-    pub(super) fn fell(&mut self, node: usize) {
+    pub(super) fn crashed(&mut self, node: usize) {
         self.crashes += 1;
-        self.nodes.entry(node).or_default().fell = true;
+        self.nodes.entry(node).or_default().crashed = true;
     }
 
     pub(super) fn froze(&mut self, node: usize, until: Instant) {
@@ -155,10 +155,10 @@ impl Ledger {
         self.event(seq).committed = true;
     }
 
-    /// A lock begins with what is the same for all locks of a process.
-    pub(super) fn locks_with(&mut self, node: usize, claim_id: &str) {
-        let lane = claim_id.split(':').next().unwrap_or_default();
-        self.nodes.entry(node).or_default().lane.get_or_insert_with(|| lane.to_owned());
+    /// All claim ids of a process begin with the same prefix.
+    pub(super) fn note_claim_prefix(&mut self, node: usize, claim_id: &str) {
+        let claim_prefix = claim_id.split(':').next().unwrap_or_default();
+        self.nodes.entry(node).or_default().claim_prefix.get_or_insert_with(|| claim_prefix.to_owned());
     }
 
     pub(super) fn claimed(&mut self, seq: i64, claim_id: &str, must_precede: Vec<i64>) {
@@ -167,7 +167,7 @@ impl Ledger {
         event.must_precede = must_precede;
     }
 
-    /// A suspect is about to be delivered, under a lock that says so.
+    /// A suspect is about to be delivered, under a new claim id.
     pub(super) fn started(&mut self, seq: i64, claim_id: &str) {
         let event = self.event(seq);
         event.claim_id = Some(claim_id.to_owned());
@@ -179,12 +179,15 @@ impl Ledger {
         self.owner = Some(format!("{owner}:{generation}"));
     }
 
-    /// Its leases were lost too often. The first loss may have any cause, the others only deliveries that did not end.
-    pub(super) fn given_up(&mut self, seq: i64) {
+    /// The event lost its lease too often and goes dead. The first loss may have any cause; the others must be
+    /// deliveries that did not end.
+    pub(super) fn went_dead(&mut self, seq: i64) {
         let event = self.event(seq);
-        event.given_up += 1;
+        event.went_dead += 1;
         if std::mem::take(&mut event.starts) < DEAD_AFTER_LOSSES - 1 {
-            self.violation(format!("event {seq} was given up for leases that no delivery can have lost"));
+            self.violation(format!(
+                "event {seq} went dead for lost leases although its delivery was not started often enough"
+            ));
         }
     }
 
@@ -196,24 +199,24 @@ impl Ledger {
         self.event(seq).discarded = true;
     }
 
-    /// A change was carried out for who gave these fences.
+    /// The store applied an update that came with these fencing tokens.
     pub(super) fn settled(&mut self, mode: Mode, fencing_tokens: &[String], change: &RowUpdate) {
         let RowUpdate { seq, status, attempts, .. } = *change;
         let owner = self.owner.clone();
         let event = self.event(seq);
         let miscounted = attempts.is_some_and(|attempts| attempts > event.failures);
-        let fence = if mode.leases_rows() { event.claim_id.take() } else { owner };
+        let token = if mode.leases_rows() { event.claim_id.take() } else { owner };
         event.starts = 0;
         match status {
             OutboxStatus::Done => event.done += 1,
-            OutboxStatus::Dead => event.given_up += 1,
+            OutboxStatus::Dead => event.went_dead += 1,
             _ => {}
         }
         if miscounted {
-            self.violation(format!("a failure of event {seq} was counted that never was"));
+            self.violation(format!("event {seq} counts an attempt that did not fail"));
         }
-        if fence.is_none_or(|fence| !fencing_tokens.contains(&fence)) {
-            self.violation(format!("event {seq} was settled by somebody who did not hold it"));
+        if token.is_none_or(|token| !fencing_tokens.contains(&token)) {
+            self.violation(format!("event {seq} was settled without its fencing token"));
         }
     }
 
@@ -235,7 +238,7 @@ impl Ledger {
         if !self.event(seq).committed {
             self.violation(format!("event {seq} was delivered and never committed"));
         }
-        if !self.holds(node, seq, mode, table, now) {
+        if !self.may_deliver(node, seq, mode, table, now) {
             self.violation(format!("event {seq} was delivered by node {node} past its lease"));
         }
         self.check_repetition(node, seq);
@@ -247,20 +250,22 @@ impl Ledger {
         number
     }
 
-    /// Whether this process is the one that may deliver the event now.
-    fn holds(&self, node: usize, seq: i64, mode: Mode, table: &MemoryTable, now: i64) -> bool {
+    /// True if this process may deliver the event now.
+    fn may_deliver(&self, node: usize, seq: i64, mode: Mode, table: &MemoryTable, now: i64) -> bool {
         let Some(node) = self.nodes.get(&node) else { return false };
         let Some(row) = table.row(seq).filter(|row| row.is_pending()) else { return false };
         match mode.leases_rows() {
             true => {
-                let lane = row.locked_by.as_ref().and_then(|claim_id| claim_id.split(':').next());
-                lane.is_some() && lane == node.lane.as_deref() && now < row.locked_at + LEASE.as_micros() as i64
+                let claim_prefix = row.locked_by.as_ref().and_then(|claim_id| claim_id.split(':').next());
+                claim_prefix.is_some()
+                    && claim_prefix == node.claim_prefix.as_deref()
+                    && now < row.locked_at + LEASE.as_micros() as i64
             }
             false => node.owner.is_some() && table.owner_at(now) == node.owner.as_deref(),
         }
     }
 
-    /// Only a process that fell or stood still excuses that what it delivers is delivered again.
+    /// A delivery may be repeated only if its process crashed or was paused.
     fn check_repetition(&mut self, node: usize, seq: i64) {
         let Some(event) = self.events.get(&seq) else { return };
         let unexcused = event.deliveries.iter().find(|delivery| !self.is_excused(delivery));
@@ -273,9 +278,10 @@ impl Ledger {
         self.nodes.get(&delivery.node).is_some_and(|node| node.was_hit_since(delivery.started))
     }
 
-    /// Everything before it with the same key must have been delivered, and nothing of the key be on its way.
+    /// All earlier events of the same key must have been delivered, and no other event of the key may be in flight.
     ///
-    /// Where the dead are skipped, one that is replayed comes out of order by nature, and so beside a later one.
+    /// Where dead events are skipped, a replayed event is out of order by definition, and may be in flight with a later
+    /// one.
     fn check_order(&mut self, node: usize, seq: i64, dead_head: DeadHead) {
         let Some(event) = self.events.get(&seq) else { return };
         let comes_later = |event: &EventRecord| dead_head == DeadHead::Skip && event.replays > 0;
@@ -308,7 +314,7 @@ impl Ledger {
         self.note(&[number, u64::from(succeeded)]);
     }
 
-    /// Mixes something into the digest of the run, and when it was.
+    /// Adds words and the current time to the digest of the run.
     fn note(&mut self, words: &[u64]) {
         let now = self.began.elapsed().as_millis() as u64;
         for word in words.iter().chain([&now]) {
@@ -328,16 +334,16 @@ impl Ledger {
             ..Summary::default()
         };
         for (seq, event) in committed {
-            let EventRecord { done, given_up, replays, discarded, .. } = event;
+            let EventRecord { done, went_dead, replays, discarded, .. } = event;
             let times = event.deliveries.iter().filter(|delivery| delivery.succeeded).count();
             let is_there = table.row(*seq).is_none_or(|row| row.status == OutboxStatus::Done);
             let is_finished = *discarded || (times > 0 && *done == 1 && is_there);
             if !is_finished {
                 return Err(Violation(format!("event {seq} is lost: {done} times done after {times} deliveries")));
             }
-            if done + given_up != 1 + replays {
+            if done + went_dead != 1 + replays {
                 return Err(Violation(format!(
-                    "event {seq} was done {done} times and given up {given_up} times with {replays} replays"
+                    "event {seq} was done {done} times and dead {went_dead} times with {replays} replays"
                 )));
             }
             summary.events += 1;

@@ -39,13 +39,13 @@ impl Nodes {
         self.nodes[chance.usize(0..self.nodes.len())].clone()
     }
 
-    /// Starts anew what has crashed; now and then stops one in good order and starts another.
-    pub(super) async fn replace_fallen(&mut self, chance: &mut fastrand::Rng) -> Result<(), Violation> {
+    /// Replaces every crashed node by a new one. Sometimes stops a running node cleanly and replaces it.
+    pub(super) async fn replace_crashed(&mut self, chance: &mut fastrand::Rng) -> Result<(), Violation> {
         for node in &mut self.nodes {
-            let has_fallen = node.life.has_fallen();
-            if !has_fallen && chance.f64() < 0.01 {
+            let has_crashed = node.life.has_crashed();
+            if !has_crashed && chance.f64() < 0.01 {
                 node.stop().await;
-            } else if !has_fallen {
+            } else if !has_crashed {
                 continue;
             }
             *node = Node::start(&self.world).await?;
@@ -93,19 +93,19 @@ impl Node {
     }
 
     async fn stop(&mut self) {
-        // A process that falls while it stops, or takes too long, is killed, as a supervisor would do.
+        // A process that stops too slowly is killed, as a supervisor would do. It may also crash while it stops.
         tokio::select! {
             biased;
             () = self.outbox.close() => {}
-            () = self.life.fell.notified() => {}
-            () = sleep(Duration::from_secs(120)) => self.life.fall(),
+            () = self.life.crashed.notified() => {}
+            () = sleep(Duration::from_secs(120)) => self.life.crash(),
         }
     }
 }
 
-/// The listener of a process with faults.
+/// The listener of a node, with faults.
 async fn deliver(world: World, life: Arc<Life>, event: Arc<Event>) -> Outcome {
-    if life.has_fallen() {
+    if life.has_crashed() {
         std::future::pending::<()>().await;
     }
     let mut delivering = Delivering::start(&world, life.node, event.id());
@@ -120,7 +120,7 @@ async fn deliver(world: World, life: Arc<Life>, event: Arc<Event>) -> Outcome {
             }
             outcome
         }
-        // Not panic!(): the hook would print thousands of them.
+        // Not panic!(), because the panic hook would print thousands of messages.
         Reaction::Panic => {
             delivering.ended = Ended::Counted;
             std::panic::resume_unwind(Box::new("simulated"))

@@ -15,13 +15,13 @@ use super::world::{Fault, Life, World};
 use super::{Sabotage, TABLE};
 use crate::{MemoryConnection, MemoryOutbox, MemoryTransaction};
 
-/// The database, as a process with faults reaches it.
+/// The database as a node sees it, with faults.
 pub(super) struct FaultyDatabase {
     pub(super) world: World,
     pub(super) life: Arc<Life>,
 }
 
-/// Its outbox table.
+/// The outbox table of a [`FaultyDatabase`].
 pub(super) struct FaultyStore {
     world: World,
     life: Arc<Life>,
@@ -50,7 +50,7 @@ fn cut_off(kind: FaultKind) -> StoreError {
     StoreError::new("reach the database", kind, "simulated")
 }
 
-/// What may happen on the way to the database.
+/// Injects a fault before a statement.
 async fn on_the_way(world: &World, life: &Life) -> Result<Fault, StoreError> {
     let fault = world.fault();
     life.suffer(fault).await;
@@ -64,7 +64,7 @@ async fn on_the_way(world: &World, life: &Life) -> Result<Fault, StoreError> {
     }
 }
 
-/// What may happen on the way back.
+/// Injects a fault after a statement.
 async fn on_the_way_back(world: &World, life: &Life, before: Fault) -> Result<(), StoreError> {
     life.suffer(world.fault()).await;
     match before {
@@ -73,13 +73,13 @@ async fn on_the_way_back(world: &World, life: &Life, before: Fault) -> Result<()
     }
 }
 
-/// The commit of a process with faults.
+/// Commits a transaction, with faults.
 pub(super) async fn commit(world: &World, life: &Life, transaction: MemoryTransaction) -> Result<(), StoreError> {
     let keys = transaction.staged().filter_map(|row| row.event.aggregate_id().map(str::to_owned)).collect();
-    // What a fallen process begins never arrives.
-    let _on_its_way = (!life.has_fallen()).then(|| world.start_committing(life.node, keys));
+    // A crashed process commits nothing.
+    let _on_its_way = (!life.has_crashed()).then(|| world.start_committing(life.node, keys));
     let fault = on_the_way(world, life).await?;
-    // The connection may be lost before the database has heard of it.
+    // The connection may be lost before the database gets the COMMIT.
     if fault == Fault::LoseAnswer && world.draw() < 0.5 {
         return Err(cut_off(FaultKind::OutcomeUnknown));
     }
@@ -106,43 +106,43 @@ impl FaultyStore {
         self.world.trace(self.life.node, step);
     }
 
-    /// What is claimed goes into the ledger at once, whether or not the answer arrives.
-    fn note_claims(&self, request: &ClaimRequest<'_>, taken: &ClaimedRows) {
+    /// Notes the claimed rows in the ledger at once, even if the answer is lost later.
+    fn note_claims(&self, request: &ClaimRequest<'_>, claimed: &ClaimedRows) {
         let mode = self.world.mode;
-        for row in &taken.rows {
+        for row in &claimed.rows {
             let seq = row.position.seq;
             let before = self.world.database.look(TABLE, |table| table.unfinished_before(seq, mode));
             self.world.ledger(|ledger| match row.is_dead {
-                true => ledger.given_up(seq),
+                true => ledger.went_dead(seq),
                 false => ledger.claimed(seq, request.claim_id, before.unwrap_or_default()),
             });
         }
     }
 
-    async fn sabotage(&self, request: &ClaimRequest<'_>, taken: &mut ClaimedRows) -> Result<(), StoreError> {
-        let has_live = taken.rows.first().is_some_and(|row| !row.is_dead);
+    async fn sabotage(&self, request: &ClaimRequest<'_>, claimed: &mut ClaimedRows) -> Result<(), StoreError> {
+        let has_live = claimed.rows.first().is_some_and(|row| !row.is_dead);
         if has_live && self.world.mode.leases_rows() && self.world.sabotage_now(Sabotage::ClaimOneTwice) {
-            let again = copy(&taken.rows[0]);
-            taken.rows.push(again);
+            let again = copy(&claimed.rows[0]);
+            claimed.rows.push(again);
         }
         if has_live && self.world.sabotage_now(Sabotage::LoseOne) {
-            let lost = taken.rows.remove(0).position.seq;
+            let lost = claimed.rows.remove(0).position.seq;
             let change = RowUpdate { seq: lost, status: OutboxStatus::Done, attempts: None, wait: None, error: None };
-            let fence = match self.world.mode.leases_rows() {
+            let token = match self.world.mode.leases_rows() {
                 true => Some(request.claim_id.to_owned()),
                 false => self.world.database.look(TABLE, |table| table.fencing_token()).flatten(),
             };
-            let fencing_tokens: Vec<String> = fence.into_iter().collect();
+            let fencing_tokens: Vec<String> = token.into_iter().collect();
             self.store.settle(&fencing_tokens, std::slice::from_ref(&change)).await?;
             self.world.ledger(|ledger| ledger.settled(self.world.mode, &fencing_tokens, &change));
         }
         if self.world.sabotage == Sabotage::ForgetOrder {
-            taken.rows.iter_mut().for_each(|row| row.key = None);
+            claimed.rows.iter_mut().for_each(|row| row.key = None);
         }
         Ok(())
     }
 
-    /// The fences that would stand.
+    /// The fencing tokens that the store accepts at this moment.
     fn forged(&self, changes: &[RowUpdate]) -> Vec<String> {
         let forged = self.world.database.look(TABLE, |table| match self.world.mode.leases_rows() {
             true => changes.iter().filter_map(|change| table.row(change.seq)?.locked_by.clone()).collect(),
@@ -245,7 +245,7 @@ impl WriteStore for FaultyStore {
             for (seq, event) in rows.iter().zip(events) {
                 ledger.inserted(*seq, event.id(), event.aggregate_id(), claim_id);
             }
-            claim_id.into_iter().for_each(|claim_id| ledger.locks_with(self.life.node, claim_id));
+            claim_id.into_iter().for_each(|claim_id| ledger.note_claim_prefix(self.life.node, claim_id));
         });
         self.after(fault).await?;
         Ok(rows)
@@ -263,19 +263,19 @@ impl WriteStore for FaultyStore {
 impl ClaimStore for FaultyStore {
     async fn claim(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, StoreError> {
         let fault = self.before().await?;
-        let mut taken = self.store.claim(request).await?;
-        self.world.ledger(|ledger| ledger.locks_with(self.life.node, request.claim_id));
-        self.note_claims(request, &taken);
+        let mut claimed = self.store.claim(request).await?;
+        self.world.ledger(|ledger| ledger.note_claim_prefix(self.life.node, request.claim_id));
+        self.note_claims(request, &claimed);
         self.trace(|| {
-            let rows: Vec<_> = taken.rows.iter().map(|row| (row.position.seq, row.is_suspect)).collect();
-            format!("take {} but {:?}: {rows:?} more: {}", request.claim_id, request.in_flight, taken.more)
+            let rows: Vec<_> = claimed.rows.iter().map(|row| (row.position.seq, row.is_suspect)).collect();
+            format!("claim {} without {:?}: {rows:?} more: {}", request.claim_id, request.in_flight, claimed.more)
         });
         self.after(fault).await?;
         if self.world.claim_is_lost() {
             return Err(cut_off(FaultKind::OutcomeUnknown));
         }
-        self.sabotage(request, &mut taken).await?;
-        Ok(taken)
+        self.sabotage(request, &mut claimed).await?;
+        Ok(claimed)
     }
 
     async fn next_due(&self, request: &ClaimRequest<'_>) -> Result<Option<Duration>, StoreError> {
@@ -306,16 +306,16 @@ impl ClaimStore for FaultyStore {
 impl SettleStore for FaultyStore {
     async fn settle(&self, fencing_tokens: &[String], changes: &[RowUpdate]) -> Result<SettledRows, StoreError> {
         let fault = self.before().await?;
-        let recorded = match self.world.sabotage {
+        let settled = match self.world.sabotage {
             Sabotage::IgnoreFence => self.store.settle(&self.forged(changes), changes).await?,
             _ => self.store.settle(fencing_tokens, changes).await?,
         };
-        self.trace(|| format!("record {fencing_tokens:?} {changes:?}: {recorded:?}"));
-        for change in changes.iter().filter(|change| recorded.applied.contains(&change.seq)) {
+        self.trace(|| format!("settle {fencing_tokens:?} {changes:?}: {settled:?}"));
+        for change in changes.iter().filter(|change| settled.applied.contains(&change.seq)) {
             self.world.ledger(|ledger| ledger.settled(self.world.mode, fencing_tokens, change));
         }
         self.after(fault).await?;
-        Ok(recorded)
+        Ok(settled)
     }
 }
 

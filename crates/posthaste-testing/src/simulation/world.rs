@@ -10,13 +10,13 @@ use super::checker::{Ended, Ledger, Violation};
 use super::{Sabotage, Summary, TABLE};
 use crate::MemoryDatabase;
 
-/// What all nodes of one run share: the database, chance, and the ledger of what was delivered.
+/// The state that all nodes of one run share: the database, the random generator, and the ledger of deliveries.
 #[derive(Clone)]
 pub(super) struct World {
     pub(super) database: MemoryDatabase,
     pub(super) mode: Mode,
     pub(super) sabotage: Sabotage,
-    /// Whether every step is printed.
+    /// True if every step is printed.
     is_traced: bool,
     began: Instant,
     inner: Arc<Mutex<Inner>>,
@@ -29,36 +29,37 @@ struct Inner {
     sabotaged: bool,
     ledger: Ledger,
     last_number: usize,
-    /// Transactions that may still commit: the node of each, and the keys that nobody else may write meanwhile.
+    /// The transactions that may still commit: the node of each, and the keys that no other transaction may write
+    /// meanwhile.
     writers: BTreeMap<usize, (usize, Vec<String>)>,
 }
 
-/// What goes wrong at one step.
+/// A fault at one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     None,
-    /// The process dies here.
+    /// The process crashes here.
     Crash,
-    /// The process stands still, and wakes up after this time as if nothing had been.
+    /// The process is paused for this time and then continues.
     Freeze(Duration),
-    /// The store refuses before it does anything.
+    /// The store refuses the statement and changes nothing.
     Refuse,
-    /// The store does it and the answer is lost.
+    /// The store executes the statement and the answer is lost.
     LoseAnswer,
 }
 
-/// How often what goes wrong in one run, of a thousand steps: some are rough, and in some next to nothing happens.
+/// The frequency of each fault in one run, per thousand steps. It differs from run to run.
 struct Weather {
     steps: [(Fault, u32); 4],
-    /// Beside that, of a thousand claims: the database leases rows and the answer is lost.
+    /// In addition, per thousand claims: the database leases rows and the answer is lost.
     lost_claims: u32,
-    /// Beside that, of a thousand renewals: it fails.
+    /// In addition, per thousand renewals: the renewal fails.
     failed_renewals: u32,
 }
 
 impl Weather {
     fn draw(chance: &mut fastrand::Rng, sabotage: Sabotage) -> Self {
-        // Only who stood still settles what is no longer his.
+        // Only a process that was paused settles rows whose lease it lost.
         let freezes = if sabotage == Sabotage::IgnoreFence { 40 } else { chance.u32(0..10) };
         let steps = [
             (Fault::Crash, chance.u32(0..8)),
@@ -70,7 +71,7 @@ impl Weather {
     }
 }
 
-/// What a listener does with an event.
+/// The reaction of a listener to an event.
 pub(super) enum Reaction {
     Answer { after: Duration, outcome: Outcome },
     Panic,
@@ -91,7 +92,7 @@ impl World {
         Self { database, mode, sabotage, is_traced, began: Instant::now(), inner: Arc::new(Mutex::new(inner)) }
     }
 
-    /// Prints a step of a process, where somebody asked for it.
+    /// Prints a step of a process if `POSTHASTE_TRACE` is set.
     pub(super) fn trace(&self, node: usize, step: impl FnOnce() -> String) {
         if self.is_traced {
             println!("{:>9.3} node {node}: {}", self.began.elapsed().as_secs_f64(), step());
@@ -102,19 +103,19 @@ impl World {
         self.lock().stormy = false;
     }
 
-    /// A number that nothing else in this run has.
+    /// A number that is unique in this run.
     pub(super) fn next_number(&self) -> usize {
         let mut inner = self.lock();
         inner.last_number += 1;
         inner.last_number
     }
 
-    /// Draws whether the answer to a claim is lost.
+    /// Draws at random; true if the answer to a claim is lost.
     pub(super) fn claim_is_lost(&self) -> bool {
         self.strikes(|weather| weather.lost_claims)
     }
 
-    /// Draws whether a renewal fails.
+    /// Draws at random; true if a renewal fails.
     pub(super) fn renewal_fails(&self) -> bool {
         self.strikes(|weather| weather.failed_renewals)
     }
@@ -124,7 +125,7 @@ impl World {
         inner.stormy && inner.chance.u32(0..1_000) < per_mille(&inner.weather)
     }
 
-    /// Draws what happens at a step of a statement.
+    /// Draws the fault of one step of a statement.
     pub(super) fn fault(&self) -> Fault {
         let mut inner = self.lock();
         if !inner.stormy {
@@ -141,7 +142,7 @@ impl World {
         Fault::None
     }
 
-    /// How long a statement is on its way.
+    /// Draws the latency of a statement.
     pub(super) fn latency(&self) -> Option<Duration> {
         let mut inner = self.lock();
         match inner.chance.u32(0..10) {
@@ -158,7 +159,7 @@ impl World {
             return Reaction::Answer { after, outcome: Outcome::Delivered };
         }
         let after = match inner.chance.u32(0..20) {
-            // Slower than a lease: only renewal keeps others away.
+            // Longer than a lease: only renewals keep the lease.
             0 => Duration::from_secs(inner.chance.u64(20..70)),
             1..6 => Duration::from_millis(inner.chance.u64(1..3_000)),
             _ => Duration::ZERO,
@@ -178,7 +179,7 @@ impl World {
         self.lock().chance.f64()
     }
 
-    /// True once per run, for the kind of sabotage that was asked for.
+    /// True once per run, if the run has this kind of sabotage.
     pub(super) fn sabotage_now(&self, kind: Sabotage) -> bool {
         let mut inner = self.lock();
         let now = self.sabotage == kind && !inner.sabotaged;
@@ -198,36 +199,36 @@ impl World {
         started.unwrap_or_default()
     }
 
-    /// A process died: its transactions will never commit.
-    pub(super) fn fell(&self, node: usize) {
+    /// A process crashed: its transactions will never commit.
+    pub(super) fn crashed(&self, node: usize) {
         let mut inner = self.lock();
-        inner.ledger.fell(node);
+        inner.ledger.crashed(node);
         inner.writers.retain(|_, (of, _)| *of != node);
     }
 
-    /// Begins a transaction that writes events of these keys, as far as nobody else does: two that write the same key at
-    /// once commit in any order, and a relay cannot repair that.
+    /// Begins a transaction that writes events of these keys, except for keys that another open transaction writes. Two
+    /// transactions that write the same key at once commit in any order, and a relay cannot repair that.
     pub(super) fn start_writing(&self, node: usize, keys: &mut [Option<String>]) -> Writing {
         let number = self.next_number();
         let mut inner = self.lock();
         for key in keys.iter_mut() {
-            let taken = inner.writers.values().any(|(_, taken)| key.as_ref().is_some_and(|key| taken.contains(key)));
-            key.take_if(|_| taken);
+            let in_use = inner.writers.values().any(|(_, in_use)| key.as_ref().is_some_and(|key| in_use.contains(key)));
+            key.take_if(|_| in_use);
         }
-        let taken = keys.iter().flatten().cloned().collect();
-        inner.writers.insert(number, (node, taken));
+        let in_use = keys.iter().flatten().cloned().collect();
+        inner.writers.insert(number, (node, in_use));
         drop(inner);
         Writing { world: self.clone(), number }
     }
 
-    /// A commit of events of these keys is on its way, and arrives even if nobody waits for it any more.
+    /// A commit of events of these keys was sent, and arrives even if its caller stops waiting.
     pub(super) fn start_committing(&self, node: usize, keys: Vec<String>) -> Writing {
         let number = self.next_number();
         self.lock().writers.insert(number, (node, keys));
         Writing { world: self.clone(), number }
     }
 
-    /// Nothing is on its way, and nothing is left to be done.
+    /// True if no transaction is open and every event is done.
     pub(super) fn is_all_done(&self) -> bool {
         let is_done = self.database.look(TABLE, |table| table.rows().all(|row| row.status == OutboxStatus::Done));
         self.lock().writers.is_empty() && is_done.unwrap_or(true)
@@ -238,12 +239,14 @@ impl World {
         let left = rows.into_iter().filter(|row| row.status != OutboxStatus::Done);
         let left: Vec<_> = left.map(|row| (row.seq, row.status, row.locked_by, row.last_error)).collect();
         let writers = self.lock().writers.len();
-        Violation::new(format!("an hour of calm and still {writers} writers and not done: {left:?}"))
+        Violation::new(format!(
+            "after an hour of calm {writers} transactions are open and these rows are not done: {left:?}"
+        ))
     }
 
     pub(super) fn check(&self) -> Result<Summary, Violation> {
         let checked = self.database.look(TABLE, |table| self.ledger(|ledger| ledger.check(table)));
-        checked.unwrap_or_else(|| Err(Violation::new("nobody opened the table".to_owned())))
+        checked.unwrap_or_else(|| Err(Violation::new("no outbox opened the table".to_owned())))
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -251,7 +254,7 @@ impl World {
     }
 }
 
-/// A transaction on its way.
+/// An open transaction.
 pub(super) struct Writing {
     world: World,
     number: usize,
@@ -263,7 +266,7 @@ impl Drop for Writing {
     }
 }
 
-/// Tells the world of a delivery that ended, however it did.
+/// Notes the end of a delivery in the ledger when dropped.
 pub(super) struct Delivering {
     world: World,
     event_id: String,
@@ -286,17 +289,17 @@ impl Drop for Delivering {
     }
 }
 
-/// Whether a process still runs. A fallen one takes no further step, wherever it is.
+/// The state of a process. A crashed process takes no further step.
 pub(super) struct Life {
     world: World,
     pub(super) node: usize,
     state: Mutex<LifeState>,
-    pub(super) fell: tokio::sync::Notify,
+    pub(super) crashed: tokio::sync::Notify,
 }
 
 #[derive(Default)]
 struct LifeState {
-    fallen: bool,
+    crashed: bool,
     frozen_until: Option<Instant>,
 }
 
@@ -306,20 +309,20 @@ impl Life {
             world: world.clone(),
             node: world.next_number(),
             state: Mutex::default(),
-            fell: tokio::sync::Notify::new(),
+            crashed: tokio::sync::Notify::new(),
         }
     }
 
-    pub(super) fn has_fallen(&self) -> bool {
-        self.lock().fallen
+    pub(super) fn has_crashed(&self) -> bool {
+        self.lock().crashed
     }
 
-    /// One step of the process: returns unless the process is frozen or has fallen.
+    /// One step of the process: waits while the process is frozen, and for ever if it has crashed.
     pub(super) async fn step(&self) {
         loop {
             let frozen_until = {
                 let state = self.lock();
-                match state.fallen {
+                match state.crashed {
                     true => None,
                     false => Some(state.frozen_until.filter(|until| Instant::now() < *until)),
                 }
@@ -337,7 +340,7 @@ impl Life {
             self.world.trace(self.node, || format!("{fault:?}"));
         }
         match fault {
-            Fault::Crash => self.fall(),
+            Fault::Crash => self.crash(),
             Fault::Freeze(time) => {
                 let until = Instant::now() + time;
                 self.lock().frozen_until = Some(until);
@@ -348,10 +351,10 @@ impl Life {
         self.step().await;
     }
 
-    pub(super) fn fall(&self) {
-        if !std::mem::replace(&mut self.lock().fallen, true) {
-            self.world.fell(self.node);
-            self.fell.notify_one();
+    pub(super) fn crash(&self) {
+        if !std::mem::replace(&mut self.lock().crashed, true) {
+            self.world.crashed(self.node);
+            self.crashed.notify_one();
         }
     }
 

@@ -9,12 +9,12 @@ use super::node::{AGGREGATE_TYPE, EVENT_TYPE, Node};
 use super::store::{FaultyStore, commit};
 use super::world::World;
 
-/// One transaction of a service, as chance planned it.
+/// A random plan for one transaction of a service.
 struct Plan {
     events: Vec<EventBuilder>,
-    /// Whether the outbox began it and sees its end.
+    /// True if the outbox begins the transaction and sees its end.
     is_seen: bool,
-    /// What the service does between its writes and the end.
+    /// The time between the last write and the end of the transaction.
     pause: Duration,
     end: End,
 }
@@ -22,7 +22,7 @@ struct Plan {
 #[derive(Clone, Copy)]
 enum End {
     Commit,
-    /// The caller loses its patience.
+    /// The caller drops the commit after this time.
     CommitCutOff(Duration),
     Rollback,
     Drop,
@@ -30,7 +30,7 @@ enum End {
 
 /// Starts a transaction of 1 to 4 events on a node.
 pub(super) fn start(world: &World, node: Node, chance: &mut fastrand::Rng) {
-    if node.life.has_fallen() {
+    if node.life.has_crashed() {
         return;
     }
     let is_keyed = if world.sabotage == Sabotage::ForgetOrder { 1.0 } else { 0.6 };
@@ -41,9 +41,9 @@ pub(super) fn start(world: &World, node: Node, chance: &mut fastrand::Rng) {
     let plan = Plan::draw(world, keys, chance);
     let world = world.clone();
     tokio::spawn(async move {
-        // An error is the service's own business: it gives up, and what was written must not be seen.
+        // After an error the service gives up, and its events must not be delivered.
         let _ = carry_out(&world, &node, plan).await;
-        // Until here, so that a transaction on its way is known.
+        // Dropped only here, so that the world knows the transaction while it is open.
         drop(writing);
     });
 }
@@ -63,7 +63,7 @@ impl Plan {
         };
         let events = keys.into_iter().map(event).collect();
         let pause = match chance.u32(0..10) {
-            // Longer than what is born claimed stays claimed.
+            // Longer than a pre-claimed row stays claimed.
             0 => Duration::from_secs(chance.u64(10..60)),
             1..4 => Duration::from_millis(chance.u64(1..500)),
             _ => Duration::ZERO,
@@ -108,7 +108,7 @@ async fn carry_out(world: &World, node: &Node, plan: Plan) -> Result<(), WriteEr
     Ok(())
 }
 
-/// All at once, or one by one.
+/// Writes the events in one batch, or one by one.
 async fn write(
     node: &Node,
     transaction: &mut impl InTransaction<FaultyStore>,

@@ -1,4 +1,4 @@
-//! K: the whole way of an event.
+//! K: events from the write to the delivery.
 
 use std::time::Duration;
 
@@ -9,9 +9,9 @@ use crate::harness::{Calls, Harness, all_back, event, on_every_store, outbox, ro
 on_every_store! {
     k1_a_rollback_leaves_no_row,
     k2_a_commit_is_delivered_by_the_hot_path,
-    k3_what_the_hot_queue_has_no_room_for_is_polled,
+    k3_events_beyond_a_full_hot_queue_are_polled,
     k4_a_failing_listener_ends_in_a_dead_event,
-    k5_a_batch_is_delivered_once_each,
+    k5_each_event_of_a_batch_is_delivered_once,
     k6_a_delayed_event_waits_and_is_polled,
     k7_no_connection_stays_in_use,
 }
@@ -52,7 +52,7 @@ async fn k2_a_commit_is_delivered_by_the_hot_path<H: Harness>(db: H) {
     }
 }
 
-async fn k3_what_the_hot_queue_has_no_room_for_is_polled<H: Harness>(db: H) {
+async fn k3_events_beyond_a_full_hot_queue_are_polled<H: Harness>(db: H) {
     let calls = Calls::default();
     let settings = posthaste::Settings { hot_queue: 1, ..Default::default() };
     let outbox = outbox(&db, &calls, |builder| builder.settings(settings)).await;
@@ -83,7 +83,7 @@ async fn k4_a_failing_listener_ends_in_a_dead_event<H: Harness>(db: H) {
     assert!(row.done_at.is_some() && row.locked_by.is_none());
 }
 
-async fn k5_a_batch_is_delivered_once_each<H: Harness>(db: H) {
+async fn k5_each_event_of_a_batch_is_delivered_once<H: Harness>(db: H) {
     let calls = Calls::default();
     let outbox = outbox(&db, &calls, |builder| builder).await;
     let events = [event(), event(), event()];
@@ -108,7 +108,7 @@ async fn k6_a_delayed_event_waits_and_is_polled<H: Harness>(db: H) {
     let delivered = &calls.events()[0];
     assert!(delivered.is_delayed());
     let row = row_when(&outbox, delayed.id(), |row| row.status == OutboxStatus::Done).await;
-    // A database keeps the time and not the wait.
+    // A database stores the due time, not the delay.
     if let Delay::Until(until) = delivered.delay() {
         assert_eq!(until, row.available_at);
     }

@@ -1,4 +1,4 @@
-//! F: what a claim gets.
+//! F: the rows that a claim returns.
 
 use posthaste_core::outbox::roles::*;
 use std::collections::HashMap;
@@ -9,38 +9,38 @@ use posthaste::{Event, Mode};
 use posthaste_core::{Disposition, Settled, Source};
 
 use crate::harness::{
-    HOUR, Harness, LEASE, MODES, Marks, Tamper, claim, claimed_ids, event, events, failure, node, on_every_store,
+    HOUR, Harness, LEASE, MODES, RowSettler, Tamper, claim, claimed_ids, event, events, failure, node, on_every_store,
     retry, row, settle, snooze, until, write, writer,
 };
 use crate::store::{full_event, is_about};
 
 on_every_store! {
-    f1_only_what_is_due_and_pending_is_claimed,
-    f2_a_claim_is_in_order_and_has_a_limit,
-    f3_what_is_not_due_is_hidden_until_it_is,
-    f4_two_nodes_share_and_do_not_overlap,
-    f5_an_expired_claim_is_taken_over,
-    f6_a_settlement_ends_the_claim,
-    f7_many_claims_at_once_take_each_row_once,
+    f1_only_due_and_pending_rows_are_claimed,
+    f2_a_claim_is_in_order_and_within_its_limit,
+    f3_a_row_is_not_claimed_before_it_is_due,
+    f4_two_nodes_never_claim_the_same_row,
+    f5_an_expired_lease_is_claimed_by_another_node,
+    f6_a_settlement_ends_the_lease,
+    f7_concurrent_claims_never_share_a_row,
     f8_an_event_is_read_back_as_it_was_written,
 }
 
-async fn f1_only_what_is_due_and_pending_is_claimed<H: Harness>(db: H) {
+async fn f1_only_due_and_pending_rows_are_claimed<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let ids = write(&outbox, &events(6)).await;
-    let marks = Marks::of(&db).await;
+    let settler = RowSettler::of(&db).await;
     let ends = [Disposition::Done, Disposition::Dead(failure()), retry(HOUR), snooze(HOUR), retry(Duration::ZERO)];
     for (id, end) in ids.iter().zip(&ends) {
-        assert!(marks.mark(row(&outbox, id).await.seq, end).await);
+        assert!(settler.settle(row(&outbox, id).await.seq, end).await);
     }
-    marks.store.release_ownership("me").await.unwrap();
+    settler.store.release_ownership("me").await.unwrap();
     let node = node(&db, Mode::SingleNode).await;
     let mut claimed = claimed_ids(&claim(&node, 10).await);
     claimed.sort();
-    assert_eq!(claimed, ids[4..], "the retry that is due and the new one");
+    assert_eq!(claimed, ids[4..], "the retry that is due and the new row");
 }
 
-async fn f2_a_claim_is_in_order_and_has_a_limit<H: Harness>(db: H) {
+async fn f2_a_claim_is_in_order_and_within_its_limit<H: Harness>(db: H) {
     drop(db);
     for mode in MODES {
         let db = H::start().await;
@@ -62,14 +62,14 @@ async fn f2_a_claim_is_in_order_and_has_a_limit<H: Harness>(db: H) {
     }
 }
 
-async fn f3_what_is_not_due_is_hidden_until_it_is<H: Harness>(db: H) {
+async fn f3_a_row_is_not_claimed_before_it_is_due<H: Harness>(db: H) {
     drop(db);
     for mode in [Mode::SingleNode, Mode::MultiNode] {
         let db = H::start().await;
         let outbox = writer(&db).await;
         let young = node(&db, mode).await.skip_recent(HOUR);
         let fresh = write(&outbox, &events(1)).await;
-        assert!(claim(&young, 10).await.is_empty(), "too young");
+        assert!(claim(&young, 10).await.is_empty(), "younger than skip_recent");
         db.tamper(Tamper::Age { event_id: &fresh[0], by: HOUR }).await;
         let claimed = claim(&young, 10).await;
         assert_eq!(claimed_ids(&claimed), fresh);
@@ -87,7 +87,7 @@ async fn f3_what_is_not_due_is_hidden_until_it_is<H: Harness>(db: H) {
         write(&outbox, std::slice::from_ref(&delayed)).await;
         let began = tokio::time::Instant::now();
         let early = claim(&node, 10).await;
-        assert!(early.is_empty() || began.elapsed() > wait / 2, "a slow machine is no fault");
+        assert!(early.is_empty() || began.elapsed() > wait / 2, "claimed too early");
         let mut seen = claimed_ids(&early);
         while seen.len() < 3 {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -101,7 +101,7 @@ async fn f3_what_is_not_due_is_hidden_until_it_is<H: Harness>(db: H) {
     }
 }
 
-async fn f4_two_nodes_share_and_do_not_overlap<H: Harness>(db: H) {
+async fn f4_two_nodes_never_claim_the_same_row<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let ids = write(&outbox, &events(3)).await;
     let (first, second) = (node(&db, Mode::MultiNode).await, node(&db, Mode::MultiNode).await);
@@ -116,7 +116,7 @@ async fn f4_two_nodes_share_and_do_not_overlap<H: Harness>(db: H) {
     assert!(owners[0] == owners[1] && owners[1] != owners[2], "{owners:?}");
 }
 
-async fn f5_an_expired_claim_is_taken_over<H: Harness>(db: H) {
+async fn f5_an_expired_lease_is_claimed_by_another_node<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let ids = write(&outbox, &events(1)).await;
     let (first, second) = (node(&db, Mode::MultiNode).await, node(&db, Mode::MultiNode).await);
@@ -124,16 +124,16 @@ async fn f5_an_expired_claim_is_taken_over<H: Harness>(db: H) {
     let old_owner = row(&outbox, &ids[0]).await.locked_by;
     assert!(claim(&second, 1).await.is_empty());
     db.tamper(Tamper::Age { event_id: &ids[0], by: LEASE }).await;
-    let taken = claim(&second, 1).await;
-    assert_eq!((claimed_ids(&taken), taken[0].attempt), (ids.clone(), 1));
+    let reclaimed = claim(&second, 1).await;
+    assert_eq!((claimed_ids(&reclaimed), reclaimed[0].attempt), (ids.clone(), 1));
     let row = row(&outbox, &ids[0]).await;
     assert!(row.locked_by.is_some() && row.locked_by != old_owner);
     assert_eq!((row.attempts, row.lease_losses), (0, 1));
     assert_eq!(settle(&first, &stale[0], Disposition::Done).await, Settled::LostLease);
-    assert_eq!(settle(&second, &taken[0], Disposition::Done).await, Settled::Applied);
+    assert_eq!(settle(&second, &reclaimed[0], Disposition::Done).await, Settled::Applied);
 }
 
-async fn f6_a_settlement_ends_the_claim<H: Harness>(db: H) {
+async fn f6_a_settlement_ends_the_lease<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let ids = write(&outbox, &events(5)).await;
     let node = node(&db, Mode::MultiNode).await;
@@ -149,7 +149,7 @@ async fn f6_a_settlement_ends_the_claim<H: Harness>(db: H) {
     }
 }
 
-async fn f7_many_claims_at_once_take_each_row_once<H: Harness>(db: H) {
+async fn f7_concurrent_claims_never_share_a_row<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     write(&outbox, &events(200)).await;
     let mut nodes = Vec::new();
@@ -172,7 +172,7 @@ async fn f7_many_claims_at_once_take_each_row_once<H: Harness>(db: H) {
         claims.await.unwrap().into_iter().for_each(|id| *counts.entry(id).or_default() += 1);
     }
     assert!(counts.values().all(|count| *count == 1));
-    // A claim leaves out what another has locked at that moment, so somebody may have left too early.
+    // A claim skips rows that another claim has locked at that moment, so a node may have stopped too early.
     let last = node(&db, Mode::MultiNode).await;
     let rest = std::cell::Cell::new(200 - counts.len());
     until("everything is claimed", async || {
@@ -180,7 +180,7 @@ async fn f7_many_claims_at_once_take_each_row_once<H: Harness>(db: H) {
         rest.get() == 0
     })
     .await;
-    assert!(counts.len() > 100, "{} rows were claimed by many", counts.len());
+    assert!(counts.len() > 100, "only {} rows were claimed concurrently", counts.len());
 }
 
 async fn f8_an_event_is_read_back_as_it_was_written<H: Harness>(db: H) {
@@ -197,7 +197,7 @@ async fn f8_an_event_is_read_back_as_it_was_written<H: Harness>(db: H) {
         settle(&node, &claimed[0], retry(Duration::ZERO)).await;
         let claimed = claim(&node, 1).await;
         assert_eq!(claimed[0].attempt, 2);
-        assert!(*claimed[0].item.event == written, "also after a retry, which moved available_at");
+        assert!(*claimed[0].item.event == written, "unchanged after a retry, which moved available_at");
         assert_eq!(claimed[0].item.created_at, row(&outbox, written.id()).await.created_at);
     }
 }

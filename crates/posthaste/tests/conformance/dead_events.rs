@@ -1,4 +1,4 @@
-//! L: events that were given up, and what an operator does about them.
+//! L: dead events, and what an operator can do with them.
 
 use std::num::NonZeroUsize;
 
@@ -14,15 +14,15 @@ use crate::harness::{
 
 on_every_store! {
     l1_dead_events_are_listed_oldest_first_and_filtered,
-    l2_one_is_replayed_as_if_it_had_never_been_tried,
+    l2_a_replayed_event_is_as_good_as_new,
     l2_a_replayed_event_is_delivered_and_a_discarded_one_is_gone,
-    l3_all_are_replayed_batch_by_batch,
-    l4_they_are_counted,
+    l3_all_dead_events_are_replayed_in_batches,
+    l4_dead_events_are_counted,
     l5_a_failing_database_is_an_error,
 }
 
-/// Writes events and lets all of them go dead.
-async fn bury<H: Harness>(db: &H, outbox: &Outbox<H::Store>, events: &[Event]) -> Vec<String> {
+/// Writes events and settles all of them as dead.
+async fn write_dead_events<H: Harness>(db: &H, outbox: &Outbox<H::Store>, events: &[Event]) -> Vec<String> {
     let ids = write(outbox, events).await;
     let node = node(db, Mode::SingleNode).await;
     loop {
@@ -45,7 +45,7 @@ async fn list<S: Store>(outbox: &Outbox<S>, filter: &DeadFilter) -> Vec<String> 
     ids(&outbox.dead().list(filter, 100).await.unwrap())
 }
 
-/// Of two types, with and without an aggregate.
+/// Events of two event types and two aggregate types.
 fn mixed() -> Vec<Event> {
     let event =
         |event_type: &str, aggregate: &str| Event::text(event_type, "{}").aggregate_type(aggregate).build().unwrap();
@@ -54,10 +54,10 @@ fn mixed() -> Vec<Event> {
 
 async fn l1_dead_events_are_listed_oldest_first_and_filtered<H: Harness>(db: H) {
     let outbox = writer(&db).await;
-    let dead = bury(&db, &outbox, &mixed()).await;
+    let dead = write_dead_events(&db, &outbox, &mixed()).await;
     write(&outbox, &events(1)).await;
     let all = DeadFilter::all();
-    assert_eq!(list(&outbox, &all).await, dead, "the pending one is not among them");
+    assert_eq!(list(&outbox, &all).await, dead, "the pending event is not listed");
     let of = |places: &[usize]| places.iter().map(|at| dead[*at].clone()).collect::<Vec<_>>();
     assert_eq!(list(&outbox, &all.clone().event_type("t")).await, of(&[0, 2, 3]));
     assert_eq!(list(&outbox, &all.clone().aggregate_type("a")).await, of(&[0, 1, 3]));
@@ -68,9 +68,9 @@ async fn l1_dead_events_are_listed_oldest_first_and_filtered<H: Harness>(db: H) 
     assert_eq!((rows[0].status, rows[0].last_error.as_deref()), (OutboxStatus::Dead, Some("503: down")));
 }
 
-async fn l2_one_is_replayed_as_if_it_had_never_been_tried<H: Harness>(db: H) {
+async fn l2_a_replayed_event_is_as_good_as_new<H: Harness>(db: H) {
     let outbox = writer(&db).await;
-    let dead = bury(&db, &outbox, &events(2)).await;
+    let dead = write_dead_events(&db, &outbox, &events(2)).await;
     assert!(outbox.dead().replay(&dead[0]).await.unwrap());
     let replayed = row(&outbox, &dead[0]).await;
     assert_eq!((replayed.status, replayed.attempts, replayed.lease_losses), (OutboxStatus::New, 0, 0));
@@ -79,12 +79,12 @@ async fn l2_one_is_replayed_as_if_it_had_never_been_tried<H: Harness>(db: H) {
     assert!(done_at.is_none() && last_error.is_none() && locked_by.is_none() && locked_at.is_none());
     assert!(!outbox.dead().replay(&dead[0]).await.unwrap(), "it is no longer dead");
     assert_eq!(format!("{:?}", row(&outbox, &dead[0]).await), format!("{replayed:?}"));
-    assert!(!outbox.dead().replay("nobody").await.unwrap());
+    assert!(!outbox.dead().replay("unknown").await.unwrap());
     assert_eq!(row(&outbox, &dead[1]).await.status, OutboxStatus::Dead);
 }
 
 async fn l2_a_replayed_event_is_delivered_and_a_discarded_one_is_gone<H: Harness>(db: H) {
-    let dead = bury(&db, &writer(&db).await, &events(2)).await;
+    let dead = write_dead_events(&db, &writer(&db).await, &events(2)).await;
     let calls = Calls::default();
     let outbox = outbox(&db, &calls, |builder| builder).await;
     assert!(outbox.dead().replay(&dead[0]).await.unwrap());
@@ -97,28 +97,28 @@ async fn l2_a_replayed_event_is_delivered_and_a_discarded_one_is_gone<H: Harness
     assert!(outbox.find(&dead[1]).await.unwrap().is_none());
 }
 
-async fn l3_all_are_replayed_batch_by_batch<H: Harness>(db: H) {
-    let (pool, book) = watched(&db).await;
+async fn l3_all_dead_events_are_replayed_in_batches<H: Harness>(db: H) {
+    let (pool, call_log) = watched(&db).await;
     let outbox = Outbox::new(pool).mode(Mode::WriterOnly).start().await.unwrap();
-    let dead = bury(&db, &writer(&db).await, &events(25)).await;
-    // A batch of nothing cannot be asked for: its size is never zero by its type.
+    let dead = write_dead_events(&db, &writer(&db).await, &events(25)).await;
+    // The type of the batch size excludes zero.
     let batch = NonZeroUsize::new(10).unwrap();
     assert_eq!(outbox.dead().replay_all(&DeadFilter::all(), batch).await.unwrap(), 25);
-    assert_eq!(book.calls("replay"), [10, 10, 10], "until one came back short");
+    assert_eq!(call_log.calls("replay"), [10, 10, 10], "until a batch was not full");
     assert_eq!(outbox.dead().replay_all(&DeadFilter::all(), batch).await.unwrap(), 0);
     for id in &dead {
         row_when(&outbox, id, |row| row.status == OutboxStatus::New).await;
     }
-    let again = bury(&db, &writer(&db).await, &mixed()).await;
+    let again = write_dead_events(&db, &writer(&db).await, &mixed()).await;
     let only = DeadFilter::all().event_type("u");
     assert_eq!(outbox.dead().replay_all(&only, batch).await.unwrap(), 1);
     assert_eq!(row(&outbox, &again[1]).await.status, OutboxStatus::New);
 }
 
-async fn l4_they_are_counted<H: Harness>(db: H) {
+async fn l4_dead_events_are_counted<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     assert_eq!(outbox.dead().count(&DeadFilter::all()).await.unwrap(), 0);
-    bury(&db, &outbox, &mixed()).await;
+    write_dead_events(&db, &outbox, &mixed()).await;
     write(&outbox, &events(1)).await;
     assert_eq!(outbox.dead().count(&DeadFilter::all()).await.unwrap(), 4);
     assert_eq!(outbox.dead().count(&DeadFilter::all().event_type("t")).await.unwrap(), 3);
@@ -127,10 +127,10 @@ async fn l4_they_are_counted<H: Harness>(db: H) {
 }
 
 async fn l5_a_failing_database_is_an_error<H: Harness>(db: H) {
-    let (pool, book) = watched(&db).await;
+    let (pool, call_log) = watched(&db).await;
     let outbox = Outbox::new(pool).mode(Mode::WriterOnly).start().await.unwrap();
     for statement in ["dead", "count_dead", "replay", "discard", "find"] {
-        book.refuse(statement, usize::MAX);
+        call_log.refuse(statement, usize::MAX);
     }
     let (all, batch) = (DeadFilter::all(), NonZeroUsize::new(10).unwrap());
     let errors = [

@@ -1,4 +1,4 @@
-//! Z: what was found wrong with the original, and must not be here.
+//! Z: defects of the original framework that must not be present here.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,7 @@ use posthaste_core::{Disposition, Settled, Source};
 use tokio::time::Instant;
 
 use crate::harness::{
-    Calls, Database, Gate, Harness, LEASE, Memory, Meters, PATIENCE, Tamper, all_done, claim, claim_soon, claimed_ids,
+    Calls, Database, Gate, Harness, LEASE, Memory, Metrics, PATIENCE, Tamper, all_done, claim, claim_soon, claimed_ids,
     event, event_of, events, node, on_every_database, on_every_store, outbox, row, row_when, settle, settle_all, until,
     watched, write, write_plain, writer,
 };
@@ -23,23 +23,23 @@ on_every_store! {
     z4_ordered_delivers_the_written_sequence_and_nothing_else,
     z5_a_claim_is_sorted_and_every_key_keeps_its_order,
     z6_a_panic_is_a_failed_attempt,
-    z7_a_fresh_row_belongs_to_who_wrote_it,
+    z7_a_new_row_belongs_to_the_node_that_wrote_it,
     z8_after_a_clean_stop_another_node_delivers_at_once,
     z9_a_slow_listener_keeps_its_lease,
     z9_a_late_settlement_changes_nothing_and_is_counted,
     z10_a_node_without_the_listener_leaves_the_event_for_others,
     z13_a_failing_head_blocks_its_own_key_only,
-    z14_when_it_occurred_has_no_effect_on_delivery,
+    z14_occurred_at_has_no_effect_on_delivery,
     z15_dead_events_are_kept_by_default_and_every_mode_purges,
     z16_two_nodes_deliver_each_event_once,
 }
 
 on_every_database! {
     z11_a_backlog_drains_at_full_speed,
-    z12_a_claim_takes_as_long_with_a_million_pending,
+    z12_a_claim_is_as_fast_with_a_million_pending_rows,
 }
 
-/// Counts calls of a listener for `t` that does nothing.
+/// A listener for `t` that only counts its calls, and its counter.
 fn counting() -> (Listeners, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));
     let seen = count.clone();
@@ -65,7 +65,8 @@ async fn fill_memory(db: &Memory, count: usize) {
     }
 }
 
-/// On a paused clock, time passes only while every task waits for a timer. How fast the code itself is, the benchmarks say.
+/// On a paused clock, time passes only while every task waits for a timer. The benchmarks measure the speed of the
+/// code.
 #[tokio::test(start_paused = true)]
 async fn z1_no_timer_keeps_one_worker_below_fifty_thousand_a_second() {
     const EVENTS: usize = 30_000;
@@ -81,7 +82,7 @@ async fn z1_no_timer_keeps_one_worker_below_fifty_thousand_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn z2_no_timer_is_between_a_commit_and_its_listener() {
+async fn z2_no_timer_delays_a_committed_event() {
     let (starts, mut started) = tokio::sync::mpsc::unbounded_channel();
     let builder = Outbox::new(Memory::start().await.pool().await).on("t", move |_| {
         let _ = starts.send(Instant::now());
@@ -120,7 +121,7 @@ async fn z3_deliveries_equal_events_when_nothing_crashes<H: Harness>(db: H) {
 
 async fn z4_ordered_delivers_the_written_sequence_and_nothing_else<H: Harness>(db: H) {
     let calls = Calls::default();
-    let (pool, book) = watched(&db).await;
+    let (pool, call_log) = watched(&db).await;
     let builder = Outbox::new(pool).ordered().poll_interval(Duration::from_millis(30));
     let outbox = builder.listeners(calls.slow_listeners(Duration::from_millis(1))).start().await.unwrap();
     let mut ids = Vec::new();
@@ -129,19 +130,19 @@ async fn z4_ordered_delivers_the_written_sequence_and_nothing_else<H: Harness>(d
         ids.extend(write(&outbox, &events).await);
     }
     all_done(&outbox, &ids).await;
-    let asked = book.calls("claim").len();
-    until("it has asked again", async || book.calls("claim").len() >= asked + 3).await;
+    let asked = call_log.calls("claim").len();
+    until("the table was polled again", async || call_log.calls("claim").len() >= asked + 3).await;
     outbox.close().await;
     assert_eq!(calls.ids(), ids);
 }
 
 async fn z5_a_claim_is_sorted_and_every_key_keeps_its_order<H: Harness>(db: H) {
     let written = write(&writer(&db).await, &events(50)).await;
-    let by_hand = node(&db, Mode::ORDERED).await;
-    let claimed = claim(&by_hand, 50).await;
+    let manual = node(&db, Mode::ORDERED).await;
+    let claimed = claim(&manual, 50).await;
     assert_eq!(claimed_ids(&claimed), written);
-    by_hand.release(&claimed.iter().collect::<Vec<_>>()).await.unwrap();
-    by_hand.close().await.unwrap();
+    manual.release(&claimed.iter().collect::<Vec<_>>()).await.unwrap();
+    manual.close().await.unwrap();
 
     let calls = Calls::default();
     let slow = calls.slow_listeners(Duration::from_millis(1));
@@ -188,7 +189,7 @@ async fn z6_a_panic_is_a_failed_attempt<H: Harness>(db: H) {
     outbox.close().await;
 }
 
-/// Two nodes that ask all the time, and the deliveries of both.
+/// Two nodes that poll all the time and share the list of deliveries.
 async fn two_busy_nodes<H: Harness>(db: &H, calls: &Calls, time: Duration) -> [Outbox<H::Store>; 2] {
     let mut nodes = Vec::new();
     for _ in 0..2 {
@@ -198,7 +199,7 @@ async fn two_busy_nodes<H: Harness>(db: &H, calls: &Calls, time: Duration) -> [O
     nodes.try_into().unwrap_or_else(|_| panic!("two"))
 }
 
-async fn z7_a_fresh_row_belongs_to_who_wrote_it<H: Harness>(db: H) {
+async fn z7_a_new_row_belongs_to_the_node_that_wrote_it<H: Harness>(db: H) {
     let calls = Calls::default();
     let [first, second] = two_busy_nodes(&db, &calls, Duration::from_millis(100)).await;
     let mut ids = Vec::new();
@@ -250,13 +251,13 @@ async fn z9_a_slow_listener_keeps_its_lease<H: Harness>(db: H) {
 }
 
 async fn z9_a_late_settlement_changes_nothing_and_is_counted<H: Harness>(db: H) {
-    let (calls, gate, meters) = (Calls::default(), Gate::closed(), Meters::default());
-    let listening = meters.listening();
+    let (calls, gate, metrics) = (Calls::default(), Gate::closed(), Metrics::default());
+    let listening = metrics.listening();
     let settings = Settings { mode: Mode::MultiNode, cold_queue: 1, ..Settings::default() };
     let builder = Outbox::new(db.pool().await).settings(settings).listeners(calls.gated_listeners(&gate));
     let late = builder.start().await.unwrap();
     drop(listening);
-    // Without room it claims no more, so that nobody but the other node can take what seems to be lost.
+    // With a full cold queue this node claims no more rows, so that only the other node can claim the expired row.
     write_plain(&db, &late, &events(1)).await;
     calls.wait_for(1).await;
     let ids = write(&late, &events(1)).await;
@@ -265,13 +266,13 @@ async fn z9_a_late_settlement_changes_nothing_and_is_counted<H: Harness>(db: H) 
     let other = node(&db, Mode::MultiNode).await;
     let claimed = claim_soon(&other, 1).await;
     assert_eq!(claimed_ids(&claimed), ids);
-    let taken = row(&late, &ids[0]).await;
+    let claimed_row = row(&late, &ids[0]).await;
     gate.open();
-    until("the loss is counted", async || meters.counter("posthaste_lost_leases_total") == 1).await;
-    assert_eq!(format!("{:?}", row(&late, &ids[0]).await), format!("{taken:?}"));
+    until("the loss is counted", async || metrics.counter("posthaste_lost_leases_total") == 1).await;
+    assert_eq!(format!("{:?}", row(&late, &ids[0]).await), format!("{claimed_row:?}"));
     assert_eq!(settle(&other, &claimed[0], Disposition::Done).await, Settled::Applied);
     late.close().await;
-    assert_eq!((calls.len(), meters.counter("posthaste_dispatch_success_total")), (2, 1));
+    assert_eq!((calls.len(), metrics.counter("posthaste_dispatch_success_total")), (2, 1));
 }
 
 async fn z10_a_node_without_the_listener_leaves_the_event_for_others<H: Harness>(db: H) {
@@ -286,7 +287,7 @@ async fn z10_a_node_without_the_listener_leaves_the_event_for_others<H: Harness>
     let new = outbox(&db, &calls, |builder| builder.mode(Mode::MultiNode)).await;
     all_done(&new, &ids).await;
     new.close().await;
-    // When nobody came in time it is given up.
+    // If no node with a listener claims the event in time, it goes dead.
     let impatient = Outbox::new(db.pool().await).unroutable(Unroutable::Leave { grace: Duration::from_millis(100) });
     let impatient = impatient.table("z10").on("old", |_| async {}).start().await.unwrap();
     let ids = write(&impatient, &events(1)).await;
@@ -301,12 +302,12 @@ async fn drains<H: Harness>(db: &H, bound: Duration) {
     let outbox = Outbox::new(db.pool().await).listeners(listeners).start().await.unwrap();
     reaches(&count, 100_000, bound).await;
     println!("100,000 events in {:?}", began.elapsed());
-    until("all is recorded", async || outbox.table().store().oldest_due().await.unwrap().is_none()).await;
+    until("all rows are settled", async || outbox.table().store().oldest_due().await.unwrap().is_none()).await;
     outbox.close().await;
     assert_eq!(count.load(Ordering::Relaxed), 100_000);
 }
 
-/// The original needed 10,000 s. 2,500 events a second is what a busy machine with a debug build does.
+/// The original needed 10,000 s. A busy machine with a debug build delivers 2,500 events a second.
 async fn z11_a_backlog_drains_at_full_speed<H: Database>(db: H) {
     drop(writer(&db).await);
     let numbers = H::numbers(100_000);
@@ -321,7 +322,7 @@ async fn z11_a_backlog_in_memory_drains_at_full_speed() {
     drains(&db, Duration::from_secs(10)).await;
 }
 
-/// The median time of a claim of fifty rows, which are done afterwards.
+/// The median time of a claim of fifty rows. The rows are settled as done afterwards.
 async fn time_of_a_claim<S: Store>(node: &posthaste_core::outbox::OutboxSource<S>) -> Duration {
     let mut times = Vec::new();
     for _ in 0..19 {
@@ -335,7 +336,7 @@ async fn time_of_a_claim<S: Store>(node: &posthaste_core::outbox::OutboxSource<S
     times[times.len() / 2]
 }
 
-async fn z12_a_claim_takes_as_long_with_a_million_pending<H: Database>(db: H) {
+async fn z12_a_claim_is_as_fast_with_a_million_pending_rows<H: Database>(db: H) {
     drop(writer(&db).await);
     let fill = async |count: u64| {
         let numbers = H::numbers(count);
@@ -347,7 +348,7 @@ async fn z12_a_claim_takes_as_long_with_a_million_pending<H: Database>(db: H) {
     fill(1_000_000).await;
     let many = time_of_a_claim(&node).await;
     println!("{few:?} with a thousand pending, {many:?} with a million");
-    // What sorts or scans takes a thousand times as long.
+    // A claim that sorts or scans all rows would take a thousand times as long.
     assert!(many < few.max(Duration::from_millis(1)) * 6, "{few:?} with a thousand pending, {many:?} with a million");
 }
 
@@ -368,7 +369,8 @@ async fn z13_a_failing_head_blocks_its_own_key_only<H: Harness>(db: H) {
     let outbox = builder.start().await.unwrap();
     let event =
         |key: &str, fails: &str| Event::text("t", "{}").aggregate("a", key).header("fails", fails).build().unwrap();
-    // The head of one key passes at its third attempt, that of the second never, and the third key has no trouble.
+    // The head of the first key succeeds at its third attempt, the head of the second key never, and the third key at
+    // once.
     let events = [event("1", "2"), event("1", "0"), event("2", "3"), event("2", "0"), event("3", "0"), event("3", "0")];
     let ids = write(&outbox, &events).await;
     all_done(&outbox, &[&ids[..2], &ids[4..]].concat()).await;
@@ -380,8 +382,8 @@ async fn z13_a_failing_head_blocks_its_own_key_only<H: Harness>(db: H) {
     assert_eq!(of("1"), [0, 0, 0, 1].map(|at: usize| ids[at].clone()));
     assert_eq!(of("3"), ids[4..]);
     let place = |id: &String| calls.ids().iter().rposition(|seen| seen == id).unwrap();
-    assert!(place(&ids[5]) < place(&ids[0]), "nobody waits for another key");
-    assert_eq!(of("2"), [2, 2, 2].map(|at: usize| ids[at].clone()), "nothing passes a dead head");
+    assert!(place(&ids[5]) < place(&ids[0]), "no event waits for another key");
+    assert_eq!(of("2"), [2, 2, 2].map(|at: usize| ids[at].clone()), "no event passes a dead head");
     assert_eq!(row(&outbox, &ids[3]).await.status, OutboxStatus::New);
     assert!(outbox.dead().replay(&ids[2]).await.unwrap());
     all_done(&outbox, &ids[2..4]).await;
@@ -389,7 +391,7 @@ async fn z13_a_failing_head_blocks_its_own_key_only<H: Harness>(db: H) {
     assert_eq!(of("2")[3..], ids[2..4]);
 }
 
-async fn z14_when_it_occurred_has_no_effect_on_delivery<H: Harness>(db: H) {
+async fn z14_occurred_at_has_no_effect_on_delivery<H: Harness>(db: H) {
     let calls = Calls::default();
     let seen = calls.clone();
     let retry = RetryPolicy::Fixed { interval: Duration::ZERO, max_attempts: Some(3) };
@@ -404,8 +406,8 @@ async fn z14_when_it_occurred_has_no_effect_on_delivery<H: Harness>(db: H) {
     let outbox = builder.start().await.unwrap();
     all_done(&outbox, &ids).await;
     outbox.close().await;
-    assert_eq!(calls.ids()[..3], ids, "in the order of writing");
-    assert_eq!(calls.len(), 6, "also after a failure");
+    assert_eq!(calls.ids()[..3], ids, "in write order");
+    assert_eq!(calls.len(), 6, "each event is delivered again after its failure");
     for (event, id) in events.iter().zip(&ids) {
         let row = row(&outbox, id).await;
         assert!((row.created_at - Utc::now()).abs() < TimeDelta::minutes(1));
@@ -422,13 +424,13 @@ async fn z15_dead_events_are_kept_by_default_and_every_mode_purges<H: Harness>(d
         let retention = Retention { interval: Duration::from_millis(30), ..Retention::default() };
         let calls = Calls::default();
         let outbox = outbox(&db, &calls, |builder| builder.mode(mode).purge(retention)).await;
-        let ids = write(&outbox, &[event(), Event::text("nobody", "{}").build().unwrap()]).await;
+        let ids = write(&outbox, &[event(), Event::text("unrouted", "{}").build().unwrap()]).await;
         all_done(&outbox, &ids[..1]).await;
         row_when(&outbox, &ids[1], |row| row.status == OutboxStatus::Dead).await;
         for id in [&ids[1], &ids[0]] {
             db.tamper(Tamper::Age { event_id: id, by: EIGHT_DAYS }).await;
         }
-        until("it is purged", async || outbox.find(&ids[0]).await.unwrap().is_none()).await;
+        until("the done event is purged", async || outbox.find(&ids[0]).await.unwrap().is_none()).await;
         outbox.close().await;
         assert_eq!(row(&outbox, &ids[1]).await.status, OutboxStatus::Dead);
     }
@@ -446,6 +448,6 @@ async fn z16_two_nodes_deliver_each_event_once<H: Harness>(db: H) {
     for node in nodes {
         node.close().await;
     }
-    assert_eq!(calls.len(), 250, "deliveries, and not distinct ids");
+    assert_eq!(calls.len(), 250, "counts deliveries, not distinct ids");
     assert_eq!(calls.counts().len(), 250);
 }

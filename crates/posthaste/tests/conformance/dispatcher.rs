@@ -1,4 +1,4 @@
-//! H: how events are handed to listeners, and what becomes of them.
+//! H: how the dispatcher delivers events to listeners and settles them.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,28 +10,28 @@ use posthaste::{
 use posthaste_core::Source;
 
 use crate::harness::{
-    Calls, Gate, HOUR, Harness, Meters, all_done, claim, event, events, node, on_every_store, outbox, retry, row,
+    Calls, Gate, HOUR, Harness, Metrics, all_done, claim, event, events, node, on_every_store, outbox, retry, row,
     row_when, settle, until, watched, write, write_plain, writer,
 };
 
 on_every_store! {
-    h1_no_workers_deliver_nothing,
-    h2_what_finds_no_room_or_no_dispatcher_stays_unclaimed,
+    h1_without_workers_nothing_is_delivered,
+    h2_a_full_hot_queue_or_a_closed_dispatcher_leaves_events_unclaimed,
     h3_an_event_reaches_its_listener_and_is_done_once,
-    h4_nobody_is_for_it_and_it_is_dead_at_once,
-    h5_a_failure_waits_as_the_policy_says_until_the_budget_is_spent,
-    h6_a_listener_says_what_happened,
-    h7_a_failure_may_name_its_own_wait,
+    h4_an_event_without_a_listener_is_dead_at_once,
+    h5_a_failure_is_retried_by_the_policy_until_the_budget_is_spent,
+    h6_a_listener_returns_nothing_a_result_or_an_outcome,
+    h7_a_failure_may_set_its_own_delay,
     h8_a_plain_function_may_listen,
-    h9_interceptors_stand_around_the_listener,
-    h10_an_outcome_that_cannot_be_recorded_is_recorded_later,
-    h11_an_event_is_never_in_two_hands_at_once,
-    h12_every_event_is_seen_by_many_workers,
-    h13_hot_goes_before_cold_two_to_one,
-    h14_close_drains_and_gives_back_the_rest,
-    h15_what_does_not_go_hot_is_counted_and_harms_nobody,
-    h16_what_was_tried_before_goes_on_from_there,
-    h17_what_happens_is_measured,
+    h9_interceptors_run_before_and_after_the_listener,
+    h10_a_failed_settlement_is_repeated_without_calling_the_listener_again,
+    h11_an_event_in_flight_is_not_delivered_a_second_time,
+    h12_many_workers_deliver_every_event_once,
+    h13_hot_events_go_before_cold_ones_two_to_one,
+    h14_close_drains_and_releases_the_rest,
+    h15_full_and_delayed_events_skip_the_hot_queue_and_are_counted,
+    h16_a_claimed_event_continues_from_its_stored_attempts,
+    h17_deliveries_are_measured,
 }
 
 const FAR: Duration = Duration::from_secs(60);
@@ -40,7 +40,7 @@ fn at_once(max_attempts: u32) -> RetryPolicy {
     RetryPolicy::Fixed { interval: Duration::ZERO, max_attempts: Some(max_attempts) }
 }
 
-/// Listeners for `t` that record the call and answer the same each time.
+/// Listeners for `t` that note the call and return the same outcome each time.
 fn answering(calls: &Calls, outcome: Outcome) -> Listeners {
     let calls = calls.clone();
     let listener = move |event| {
@@ -58,7 +58,7 @@ fn failing(calls: &Calls) -> Listeners {
 }
 
 #[tokio::test]
-async fn h1_a_dispatcher_without_sense_is_refused() {
+async fn h1_invalid_dispatcher_settings_are_refused() {
     for (name, settings) in [
         ("retry.max_attempts", Settings { retry: at_once(0), ..Settings::default() }),
         ("hot_queue", Settings { hot_queue: 0, ..Settings::default() }),
@@ -72,7 +72,7 @@ async fn h1_a_dispatcher_without_sense_is_refused() {
     assert!(matches!(Outbox::new(database).start().await.err(), Some(StartError::NoListener)));
 }
 
-/// The warnings of this thread.
+/// Collects the warnings of this thread.
 struct Warnings(Arc<Mutex<Vec<String>>>);
 
 impl tracing::Subscriber for Warnings {
@@ -103,25 +103,25 @@ impl tracing::Subscriber for Warnings {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-async fn h1_no_workers_deliver_nothing<H: Harness>(db: H) {
+async fn h1_without_workers_nothing_is_delivered<H: Harness>(db: H) {
     let (calls, warnings) = (Calls::default(), Arc::new(Mutex::new(Vec::new())));
     let listening = tracing::subscriber::set_default(Warnings(warnings.clone()));
     let outbox = outbox(&db, &calls, |builder| builder.mode(Mode::MultiNode).workers(0)).await;
     drop(listening);
     assert!(warnings.lock().unwrap().iter().any(|text| text.contains("no workers")), "{warnings:?}");
     let ids = write(&outbox, &events(1)).await;
-    assert!(row(&outbox, &ids[0]).await.locked_by.is_some(), "handed over, and nobody works");
+    assert!(row(&outbox, &ids[0]).await.locked_by.is_some(), "pre-claimed, and no worker delivers it");
     outbox.dead().count(&posthaste::DeadFilter::all()).await.unwrap();
     assert_eq!((row(&outbox, &ids[0]).await.status, calls.len()), (OutboxStatus::New, 0));
 }
 
-async fn h2_what_finds_no_room_or_no_dispatcher_stays_unclaimed<H: Harness>(db: H) {
-    let (calls, gate, meters) = (Calls::default(), Gate::closed(), Meters::default());
-    let (pool, book) = watched(&db).await;
-    book.refuse("claim", usize::MAX);
+async fn h2_a_full_hot_queue_or_a_closed_dispatcher_leaves_events_unclaimed<H: Harness>(db: H) {
+    let (calls, gate, metrics) = (Calls::default(), Gate::closed(), Metrics::default());
+    let (pool, call_log) = watched(&db).await;
+    call_log.refuse("claim", usize::MAX);
     let drain = Duration::from_millis(10);
     let settings = Settings { workers: 1, hot_queue: 2, mode: Mode::MultiNode, drain, ..Settings::default() };
-    let listening = meters.listening();
+    let listening = metrics.listening();
     let builder = Outbox::new(pool).settings(settings).listeners(calls.gated_listeners(&gate));
     let outbox = builder.start().await.unwrap();
     drop(listening);
@@ -130,19 +130,19 @@ async fn h2_what_finds_no_room_or_no_dispatcher_stays_unclaimed<H: Harness>(db: 
     for (id, is_claimed) in ids.iter().zip([true, true, false]) {
         assert_eq!(row(&outbox, id).await.locked_by.is_some(), is_claimed);
     }
-    assert_eq!(meters.counter("posthaste_enqueue_hot_total"), 2);
-    assert_eq!(meters.counter("posthaste_enqueue_hot_dropped_total"), 1);
-    assert_eq!(meters.gauge("posthaste_in_flight"), Some(2.0));
-    assert!(meters.gauge("posthaste_queue_hot_depth").unwrap() <= 2.0);
+    assert_eq!(metrics.counter("posthaste_enqueue_hot_total"), 2);
+    assert_eq!(metrics.counter("posthaste_enqueue_hot_dropped_total"), 1);
+    assert_eq!(metrics.gauge("posthaste_in_flight"), Some(2.0));
+    assert!(metrics.gauge("posthaste_queue_hot_depth").unwrap() <= 2.0);
     outbox.close().await;
     let late = write(&outbox, &events(1)).await;
     let late = row_when(&outbox, &late[0], |row| row.locked_by.is_none()).await;
-    assert_eq!((late.status, meters.counter("posthaste_enqueue_hot_total")), (OutboxStatus::New, 2));
+    assert_eq!((late.status, metrics.counter("posthaste_enqueue_hot_total")), (OutboxStatus::New, 2));
     gate.open();
 }
 
 async fn h3_an_event_reaches_its_listener_and_is_done_once<H: Harness>(db: H) {
-    let (pool, book) = watched(&db).await;
+    let (pool, call_log) = watched(&db).await;
     let (right, wrong) = (Calls::default(), Calls::default());
     let listener = |calls: &Calls| {
         let calls = calls.clone();
@@ -164,10 +164,10 @@ async fn h3_an_event_reaches_its_listener_and_is_done_once<H: Harness>(db: H) {
     outbox.close().await;
     assert_eq!((right.ids(), wrong.len()), (ids, 0));
     assert_eq!(right.events()[0].payload().as_bytes(), b"{\"id\": 7}");
-    assert_eq!(book.calls("settle"), [1]);
+    assert_eq!(call_log.calls("settle"), [1]);
 }
 
-async fn h4_nobody_is_for_it_and_it_is_dead_at_once<H: Harness>(db: H) {
+async fn h4_an_event_without_a_listener_is_dead_at_once<H: Harness>(db: H) {
     let calls = Calls::default();
     let outbox = outbox(&db, &calls, |builder| builder).await;
     let unknown = Event::text("unknown", "{}").aggregate("order", 7).build().unwrap();
@@ -179,7 +179,7 @@ async fn h4_nobody_is_for_it_and_it_is_dead_at_once<H: Harness>(db: H) {
     assert!(error.starts_with("unroutable: ") && error.contains("unknown") && error.contains("order"), "{error}");
 }
 
-async fn h5_a_failure_waits_as_the_policy_says_until_the_budget_is_spent<H: Harness>(db: H) {
+async fn h5_a_failure_is_retried_by_the_policy_until_the_budget_is_spent<H: Harness>(db: H) {
     let calls = Calls::default();
     let wait = RetryPolicy::Fixed { interval: HOUR, max_attempts: Some(2) };
     let outbox = Outbox::new(db.pool().await).listeners(failing(&calls)).retry(wait).start().await.unwrap();
@@ -200,7 +200,7 @@ async fn h5_a_failure_waits_as_the_policy_says_until_the_budget_is_spent<H: Harn
     }
 }
 
-async fn h6_a_listener_says_what_happened<H: Harness>(db: H) {
+async fn h6_a_listener_returns_nothing_a_result_or_an_outcome<H: Harness>(db: H) {
     let wait = Duration::from_secs(30);
     let outbox = Outbox::new(db.pool().await)
         .on("delivered", |_| async { Outcome::Delivered })
@@ -221,7 +221,7 @@ async fn h6_a_listener_says_what_happened<H: Harness>(db: H) {
     assert!(snoozed.available_at - snoozed.created_at >= TimeDelta::seconds(29));
 }
 
-async fn h7_a_failure_may_name_its_own_wait<H: Harness>(db: H) {
+async fn h7_a_failure_may_set_its_own_delay<H: Harness>(db: H) {
     let calls = Calls::default();
     let five_minutes = Failure::transient("429", "slow down").cause("quota").retry_after(Duration::from_secs(300));
     let listeners = answering(&calls, Outcome::Failed(five_minutes));
@@ -231,7 +231,7 @@ async fn h7_a_failure_may_name_its_own_wait<H: Harness>(db: H) {
     outbox.close().await;
     assert_eq!((waiting.attempts, waiting.last_error.as_deref()), (1, Some("429: slow down (quota)")));
     assert!((waiting.available_at - Utc::now() - TimeDelta::minutes(5)).num_seconds().abs() < 10);
-    // No wait at all is one, too, and the budget counts as ever.
+    // A delay of zero is valid, too, and the attempts still count against the budget.
     let calls = Calls::default();
     let no_wait = Failure::transient("429", "now").retry_after(Duration::ZERO);
     let builder = Outbox::new(db.pool().await).table("h7").listeners(answering(&calls, Outcome::Failed(no_wait)));
@@ -254,7 +254,7 @@ async fn h8_a_plain_function_may_listen<H: Harness>(db: H) {
 
 type Log = Arc<Mutex<Vec<String>>>;
 
-/// Writes down what happened, and fails where it is told to.
+/// An interceptor that logs its calls and fails where the test wants it to.
 struct Witness {
     name: &'static str,
     log: Log,
@@ -275,11 +275,11 @@ impl Interceptor for Witness {
     async fn after(&self, _: &Event, failure: Option<&Failure>) {
         let code = failure.map_or("nothing", |failure| failure.code.as_ref()).to_owned();
         self.log.lock().unwrap().push(format!("after {} {code}", self.name));
-        assert!(!self.panics_after, "never mind");
+        assert!(!self.panics_after, "the test wants a panic");
     }
 }
 
-async fn h9_interceptors_stand_around_the_listener<H: Harness>(db: H) {
+async fn h9_interceptors_run_before_and_after_the_listener<H: Harness>(db: H) {
     for (name, fails_before, listener_fails, status, expected) in [
         (
             "fine",
@@ -314,23 +314,23 @@ async fn h9_interceptors_stand_around_the_listener<H: Harness>(db: H) {
     }
 }
 
-async fn h10_an_outcome_that_cannot_be_recorded_is_recorded_later<H: Harness>(db: H) {
-    let (pool, book) = watched(&db).await;
+async fn h10_a_failed_settlement_is_repeated_without_calling_the_listener_again<H: Harness>(db: H) {
+    let (pool, call_log) = watched(&db).await;
     let calls = Calls::default();
     let builder = Outbox::new(pool).listeners(calls.listeners()).poll_interval(Duration::from_millis(10));
-    book.refuse("settle", 3);
+    call_log.refuse("settle", 3);
     let outbox = builder.start().await.unwrap();
     let ids = write(&outbox, &events(1)).await;
     let done = row_when(&outbox, &ids[0], |row| row.status == OutboxStatus::Done).await;
     outbox.close().await;
     assert_eq!((done.attempts, done.last_error, calls.len()), (0, None, 1));
-    assert_eq!(book.calls("settle"), [1, 1, 1, 1]);
+    assert_eq!(call_log.calls("settle"), [1, 1, 1, 1]);
 }
 
-async fn h11_an_event_is_never_in_two_hands_at_once<H: Harness>(db: H) {
+async fn h11_an_event_in_flight_is_not_delivered_a_second_time<H: Harness>(db: H) {
     let (calls, gate) = (Calls::default(), Gate::closed());
     let (seen, passed) = (calls.clone(), gate.clone());
-    let (pool, book) = watched(&db).await;
+    let (pool, call_log) = watched(&db).await;
     let builder = Outbox::new(pool).poll_interval(FAR).on("t", move |event| {
         let (calls, gate) = (seen.clone(), passed.clone());
         async move {
@@ -343,21 +343,21 @@ async fn h11_an_event_is_never_in_two_hands_at_once<H: Harness>(db: H) {
     let ids = write(&outbox, &events(1)).await;
     calls.wait_for(1).await;
     for _ in 0..20 {
-        let asked = book.calls("claim").len();
+        let asked = call_log.calls("claim").len();
         outbox.committed();
-        until("it has asked again", async || book.calls("claim").len() > asked).await;
+        until("the table was polled again", async || call_log.calls("claim").len() > asked).await;
     }
-    assert_eq!(calls.len(), 1, "while the first one runs");
+    assert_eq!(calls.len(), 1, "no second delivery while the first is in flight");
     gate.open();
     row_when(&outbox, &ids[0], |row| row.status == OutboxStatus::Dead).await;
     assert!(outbox.dead().replay(&ids[0]).await.unwrap());
     calls.wait_for(2).await;
     row_when(&outbox, &ids[0], |row| row.status == OutboxStatus::Dead).await;
     outbox.close().await;
-    assert_eq!(calls.counts()[&ids[0]], 2, "again when it has ended");
+    assert_eq!(calls.counts()[&ids[0]], 2, "delivered again after the first delivery ended");
 }
 
-async fn h12_every_event_is_seen_by_many_workers<H: Harness>(db: H) {
+async fn h12_many_workers_deliver_every_event_once<H: Harness>(db: H) {
     for (workers, hot, cold) in [(4, 50, 0), (2, 20, 10)] {
         let calls = Calls::default();
         let settings = Settings { workers, poll_interval: Some(FAR), ..Settings::default() };
@@ -373,7 +373,7 @@ async fn h12_every_event_is_seen_by_many_workers<H: Harness>(db: H) {
     }
 }
 
-async fn h13_hot_goes_before_cold_two_to_one<H: Harness>(db: H) {
+async fn h13_hot_events_go_before_cold_ones_two_to_one<H: Harness>(db: H) {
     let (calls, gate) = (Calls::default(), Gate::closed());
     let builder = Outbox::new(db.pool().await).mode(Mode::MultiNode).workers(1).poll_interval(FAR);
     let outbox = builder.listeners(calls.gated_listeners(&gate)).start().await.unwrap();
@@ -383,7 +383,7 @@ async fn h13_hot_goes_before_cold_two_to_one<H: Harness>(db: H) {
     for id in &cold {
         row_when(&outbox, id, |row| row.locked_by.is_some()).await;
     }
-    // A row that is leased may still be on its way to the queue of the one who leased it.
+    // A leased row may not be in the cold queue yet. When the next row is leased, the first four rows are in the queue.
     let last = write_plain(&db, &outbox, &events(1)).await;
     row_when(&outbox, &last[0], |row| row.locked_by.is_some()).await;
     let hot = write(&outbox, &events(6)).await;
@@ -396,7 +396,7 @@ async fn h13_hot_goes_before_cold_two_to_one<H: Harness>(db: H) {
     assert!(!while_both_wait.contains("hhh") && !while_both_wait.contains("cc"), "{order}");
 }
 
-async fn h14_close_drains_and_gives_back_the_rest<H: Harness>(db: H) {
+async fn h14_close_drains_and_releases_the_rest<H: Harness>(db: H) {
     let calls = Calls::default();
     let builder = Outbox::new(db.pool().await).mode(Mode::MultiNode).workers(1).table("drained");
     let slow = calls.slow_listeners(Duration::from_millis(20));
@@ -404,7 +404,7 @@ async fn h14_close_drains_and_gives_back_the_rest<H: Harness>(db: H) {
     let ids = write(&outbox, &events(10)).await;
     outbox.close().await;
     outbox.close().await;
-    assert_eq!(calls.ids(), ids, "what was queued is delivered");
+    assert_eq!(calls.ids(), ids, "queued events are delivered");
     assert_eq!(row(&outbox, &ids[9]).await.status, OutboxStatus::Done);
 
     let (calls, gate) = (Calls::default(), Gate::closed());
@@ -421,19 +421,19 @@ async fn h14_close_drains_and_gives_back_the_rest<H: Harness>(db: H) {
     }
 }
 
-async fn h15_what_does_not_go_hot_is_counted_and_harms_nobody<H: Harness>(db: H) {
-    let (calls, gate, meters) = (Calls::default(), Gate::closed(), Meters::default());
+async fn h15_full_and_delayed_events_skip_the_hot_queue_and_are_counted<H: Harness>(db: H) {
+    let (calls, gate, metrics) = (Calls::default(), Gate::closed(), Metrics::default());
     let settings = Settings { workers: 1, hot_queue: 2, poll_interval: Some(FAR), ..Settings::default() };
-    let listening = meters.listening();
+    let listening = metrics.listening();
     let builder = Outbox::new(db.pool().await).settings(settings).listeners(calls.gated_listeners(&gate));
     let outbox = builder.start().await.unwrap();
     drop(listening);
     let delayed = Event::text("t", "{}").deliver_after(HOUR).build().unwrap();
     let batch = [event(), delayed, event(), event(), event()];
     let ids = write(&outbox, &batch).await;
-    assert_eq!(meters.counter("posthaste_enqueue_hot_total"), 2, "each by itself");
-    assert_eq!(meters.counter("posthaste_enqueue_hot_dropped_total"), 2);
-    assert_eq!(meters.counter("posthaste_enqueue_hot_skipped_delayed_total"), 1);
+    assert_eq!(metrics.counter("posthaste_enqueue_hot_total"), 2, "each event enters the hot queue separately");
+    assert_eq!(metrics.counter("posthaste_enqueue_hot_dropped_total"), 2);
+    assert_eq!(metrics.counter("posthaste_enqueue_hot_skipped_delayed_total"), 1);
     gate.open();
     all_done(&outbox, &[&ids[..1], &ids[2..]].concat()).await;
     outbox.close().await;
@@ -441,25 +441,25 @@ async fn h15_what_does_not_go_hot_is_counted_and_harms_nobody<H: Harness>(db: H)
     assert_eq!(row(&outbox, &ids[1]).await.status, OutboxStatus::New);
 }
 
-async fn h16_what_was_tried_before_goes_on_from_there<H: Harness>(db: H) {
+async fn h16_a_claimed_event_continues_from_its_stored_attempts<H: Harness>(db: H) {
     let ids = write(&writer(&db).await, &events(1)).await;
-    let by_hand = node(&db, Mode::SingleNode).await;
+    let manual = node(&db, Mode::SingleNode).await;
     for _ in 0..2 {
-        let claimed = claim(&by_hand, 1).await;
-        settle(&by_hand, &claimed[0], retry(Duration::ZERO)).await;
+        let claimed = claim(&manual, 1).await;
+        settle(&manual, &claimed[0], retry(Duration::ZERO)).await;
     }
-    by_hand.close().await.unwrap();
+    manual.close().await.unwrap();
     let calls = Calls::default();
     let builder = Outbox::new(db.pool().await).listeners(failing(&calls)).retry(at_once(3));
     let outbox = builder.start().await.unwrap();
     let dead = row_when(&outbox, &ids[0], |row| row.status == OutboxStatus::Dead).await;
     outbox.close().await;
-    assert_eq!((calls.len(), dead.attempts), (1, 2), "the third attempt was the last");
+    assert_eq!((calls.len(), dead.attempts), (1, 2), "the third attempt was the last one");
 }
 
-async fn h17_what_happens_is_measured<H: Harness>(db: H) {
-    let meters = Meters::default();
-    let listening = meters.listening();
+async fn h17_deliveries_are_measured<H: Harness>(db: H) {
+    let metrics = Metrics::default();
+    let listening = metrics.listening();
     let retry = RetryPolicy::Fixed { interval: HOUR, max_attempts: Some(2) };
     let outbox = Outbox::new(db.pool().await)
         .retry(retry)
@@ -476,18 +476,18 @@ async fn h17_what_happens_is_measured<H: Harness>(db: H) {
     let events = [event("done"), event("failing"), event("dead"), event("snoozed"), of_the_future];
     write(&outbox, &events.map(|event| event.build().unwrap())).await;
     let duration = "posthaste_dispatch_duration_seconds";
-    until("all are settled", async || meters.samples(duration).len() == 5).await;
+    until("all are settled", async || metrics.samples(duration).len() == 5).await;
     outbox.close().await;
-    let count = |name: &str| meters.counter(&format!("posthaste_dispatch_{name}_total"));
+    let count = |name: &str| metrics.counter(&format!("posthaste_dispatch_{name}_total"));
     assert_eq!(["success", "failure", "dead", "deferred"].map(count), [2, 1, 1, 1]);
-    assert!(meters.samples(duration).iter().any(|seconds| *seconds >= 0.02));
-    let latency = meters.samples("posthaste_dispatch_latency_seconds");
-    assert_eq!(latency.len(), 1, "of what was delivered, and only where the writer's clock is not ahead");
+    assert!(metrics.samples(duration).iter().any(|seconds| *seconds >= 0.02));
+    let latency = metrics.samples("posthaste_dispatch_latency_seconds");
+    assert_eq!(latency.len(), 1, "only of delivered events, and not where the writer's clock is ahead");
     assert!((0.02..PATIENT).contains(&latency[0]), "{latency:?}");
     for depth in ["hot", "cold"] {
-        assert_eq!(meters.gauge(&format!("posthaste_queue_{depth}_depth")), Some(0.0));
+        assert_eq!(metrics.gauge(&format!("posthaste_queue_{depth}_depth")), Some(0.0));
     }
 }
 
-/// Longer than any test waits, in seconds.
+/// An upper bound for every measured time, in seconds.
 const PATIENT: f64 = 60.0;

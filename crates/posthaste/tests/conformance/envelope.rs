@@ -1,4 +1,4 @@
-//! A: what an event is before it is written.
+//! A: the event before it is written.
 
 use std::time::Duration;
 
@@ -25,11 +25,11 @@ fn a1_only_type_and_payload_are_required() {
     let ids: Vec<String> = (0..1_000).map(|_| minimal().build().unwrap().id().to_owned()).collect();
     let is_ulid = |id: &String| id.len() == 26 && id.bytes().all(|byte| byte.is_ascii_alphanumeric());
     assert!(ids.iter().all(is_ulid));
-    assert!(ids.windows(2).all(|pair| pair[0] < pair[1]), "ids rise");
+    assert!(ids.windows(2).all(|pair| pair[0] < pair[1]), "ids are in increasing order");
 }
 
 #[test]
-fn a2_every_field_is_the_callers_to_set() {
+fn a2_the_caller_can_set_every_field() {
     let later = noon() + TimeDelta::hours(1);
     let event = Event::builder("order.placed")
         .id("my-id".to_owned())
@@ -57,7 +57,7 @@ fn a2_every_field_is_the_callers_to_set() {
 }
 
 #[test]
-fn a3_the_short_form_is_the_builder_with_two_fields() {
+fn a3_the_short_forms_equal_the_builder() {
     let short = Event::text("t", "{}").id("1".to_owned()).occurred_at(noon()).build().unwrap();
     let long = Event::builder("t").text("{}".to_owned()).id("1".to_owned()).occurred_at(noon()).build().unwrap();
     assert!(short == long);
@@ -66,7 +66,7 @@ fn a3_the_short_form_is_the_builder_with_two_fields() {
 }
 
 #[test]
-fn a4_a_payload_is_text_or_bytes_and_exactly_one() {
+fn a4_an_event_needs_exactly_one_payload() {
     let text = Event::text("t", "é").build().unwrap();
     assert_eq!(text.payload().as_bytes(), "é".as_bytes());
     let bytes = Event::builder("t").bytes(Bytes::from("é")).build().unwrap();
@@ -89,7 +89,7 @@ fn a5_the_payload_limit_is_one_mebibyte_of_utf8() {
 }
 
 #[test]
-fn a6_an_event_does_not_change_with_what_it_was_made_of() {
+fn a6_changing_the_source_buffer_does_not_change_the_event() {
     let mut body = vec![1, 2, 3];
     let event = Event::builder("t").bytes(Bytes::copy_from_slice(&body)).build().unwrap();
     body[0] = 9;
@@ -111,7 +111,7 @@ fn a8_an_event_needs_a_type() {
 }
 
 #[test]
-fn a9_available_at_is_a_time_that_lies_ahead() {
+fn a9_available_at_may_not_precede_occurred_at() {
     let at = |time| minimal().occurred_at(noon()).available_at(time).build();
     let later = noon() + TimeDelta::milliseconds(1);
     let delayed = at(later).unwrap();
@@ -122,25 +122,25 @@ fn a9_available_at_is_a_time_that_lies_ahead() {
 }
 
 #[test]
-fn a10_deliver_after_is_a_positive_wait_from_the_insert() {
+fn a10_deliver_after_must_be_positive() {
     let after = |wait: Duration| minimal().occurred_at(noon()).deliver_after(wait).build();
     let wait = Duration::from_secs(5);
     let delayed = after(wait).unwrap();
     assert!(delayed.is_delayed());
-    assert_eq!(delayed.delay(), Delay::For(wait), "no clock of the writer's has a part in it");
+    assert_eq!(delayed.delay(), Delay::For(wait), "the writer's clock has no effect");
     assert_eq!(after(Duration::ZERO).unwrap_err(), EventError::ZeroDelay);
     assert!(!minimal().build().unwrap().is_delayed());
 }
 
 #[test]
-fn a11_an_event_has_one_delay() {
+fn a11_an_event_accepts_only_one_delay() {
     let both = minimal().available_at(noon()).deliver_after(Duration::from_secs(1)).build();
     assert_eq!(both.unwrap_err(), EventError::TwoDelays);
-    let taken_back = minimal().deliver_after(Duration::from_secs(1)).deliver_after(None).build();
-    assert!(!taken_back.unwrap().is_delayed(), "nothing is nothing, and no error");
+    let cleared = minimal().deliver_after(Duration::from_secs(1)).deliver_after(None).build();
+    assert!(!cleared.unwrap().is_delayed(), "None means no delay");
 }
 
-/// What a service may use for its types: anything that becomes a text.
+/// An event type of a service: any type that converts into a text.
 #[derive(Clone, Copy)]
 enum OrderEvent {
     Placed,
@@ -155,18 +155,18 @@ impl From<OrderEvent> for String {
 }
 
 #[test]
-fn a12_types_are_texts_however_they_are_spelt() {
+fn a12_an_enum_and_its_text_are_the_same_type() {
     let of_enum = Event::text(OrderEvent::Placed, "{}").build().unwrap();
     let of_text = Event::text("order.placed", "{}").build().unwrap();
     assert_eq!(of_enum.event_type(), of_text.event_type());
     let listeners = Listeners::new().on(OrderEvent::Placed, |_| async {}).unwrap();
-    assert!(listeners.on("order.placed", |_| async {}).is_err(), "the same key");
+    assert!(listeners.on("order.placed", |_| async {}).is_err(), "both register the same type");
     assert!(Listeners::new().on("", |_| async {}).is_err());
 }
 
 #[test]
-fn a13_a_type_is_named_and_never_derived() {
-    // Nothing but a text, or what says itself which text it is, can be a type: a closure or an anonymous type cannot.
+fn a13_a_type_must_state_its_name() {
+    // Only a text, or a type that converts into one, can name an event type. A closure or an anonymous type cannot.
     fn named<T: Into<String>>(name: T) -> String {
         Event::text(name, "{}").build().unwrap().event_type().to_owned()
     }
@@ -174,7 +174,7 @@ fn a13_a_type_is_named_and_never_derived() {
 }
 
 #[test]
-fn a14_its_text_form_tells_everything_but_the_payload() {
+fn a14_the_debug_form_hides_the_payload() {
     let event = minimal().id("my-id".to_owned()).aggregate("order", 7).text("secret".to_owned());
     let event = event.occurred_at(noon()).available_at(noon() + TimeDelta::days(1)).build().unwrap();
     let text = format!("{event:?}");

@@ -1,5 +1,5 @@
 #![allow(dead_code)]
-//! A database of each kind for one test, and what tests have in common.
+//! A new database of each kind for one test, and the helpers that tests share.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -12,28 +12,28 @@ use posthaste_core::outbox::{Store, WriteStore};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
-mod by_hand;
+mod manual_claims;
 mod memory;
 mod metrics;
 mod mysql;
 mod postgres;
 mod sqlite;
-mod watched;
+mod watched_store;
 
-pub use by_hand::{
-    CHANNEL_MODES, MODES, Marks, channels, claim, claim_soon, claimed_ids, dispatcher, failure, insert, is_idle, node,
-    retry, settle, settle_all, snooze, table_of, write_to,
+pub use manual_claims::{
+    CHANNEL_MODES, MODES, RowSettler, channels, claim, claim_soon, claimed_ids, dispatcher, failure, insert, is_idle,
+    node, retry, settle, settle_all, snooze, table_of, write_to,
 };
 pub use memory::Memory;
-pub use metrics::Meters;
+pub use metrics::Metrics;
 pub use mysql::MySql;
 pub use postgres::Postgres;
 pub use sqlite::Sqlite;
-pub use watched::{Book, Watched, WatchedPool};
+pub use watched_store::{CallLog, Watched, WatchedPool};
 
-/// How long a test waits for what must happen before it gives up.
+/// The time after which a test stops waiting and fails.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// How long a lease lasts in tests that wait for none to end.
+/// The lease in tests that do not wait for the end of a lease.
 pub const LEASE: Duration = Duration::from_secs(30);
 pub const HOUR: Duration = Duration::from_secs(60 * 60);
 pub const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -43,69 +43,69 @@ pub const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 pub trait Harness: Sized + Send + Sync + 'static {
     type Store: Store;
     type Pool: Pool<Self::Store> + Clone;
-    /// A transaction of the service's own making.
+    /// A transaction that the service began without the outbox.
     type Plain: InTransaction<Self::Store>;
 
-    /// How fine the times are that it keeps.
+    /// The resolution of stored times.
     const TICK: TimeDelta = TimeDelta::microseconds(1);
-    /// The modes in which a claim does not wait for a transaction that writes.
+    /// The modes in which a claim does not wait for a writing transaction.
     const CLAIMS_BESIDE_A_WRITER: &'static [Mode] = &MODES;
 
     async fn start() -> Self;
 
-    /// The connections of one process; each call is another process.
+    /// The connection pool of one process; each call stands for another process.
     async fn pool(&self) -> Self::Pool;
 
     async fn begin_plain(pool: &Self::Pool) -> Self::Plain;
 
     async fn commit_plain(transaction: Self::Plain);
 
-    /// How many connections of a pool are in use now.
+    /// The number of connections of a pool that are in use.
     fn in_use(pool: &Self::Pool) -> usize;
 
-    /// Does what only another program, or the database's clock, would do to the table `outbox_event`.
+    /// Changes the table `outbox_event` as only another program, or the database's clock, would.
     async fn tamper(&self, tamper: Tamper<'_>);
 }
 
 /// A database that other programs reach with SQL.
 #[async_trait]
 pub trait Database: Harness {
-    /// How a backslash is written in a text.
+    /// A backslash in an SQL text.
     const BACKSLASH: &'static str = "\\";
-    /// How large a payload its functions can make.
+    /// The size of the largest payload that its SQL functions can make.
     const HUGE: usize = 20_000_000;
 
     async fn execute(&self, sql: &str);
 
-    /// The one text that a query answers.
+    /// The one text that a query returns.
     async fn text(&self, sql: &str) -> Option<String>;
 
-    /// The texts that a query answers, row by row.
+    /// The texts that a query returns, row by row.
     async fn texts(&self, sql: &str) -> Vec<String>;
 
-    /// Executes on a connection of the service, so in its transaction.
+    /// Executes on a connection of the service, and so in its transaction.
     async fn execute_on(connection: &mut <Self::Store as WriteStore>::Connection, sql: &str);
 
-    /// What to select the numbers from 1 to `count` from, as a column `n`.
+    /// A FROM clause with the numbers from 1 to `count`, as a column `n`.
     fn numbers(count: u64) -> String;
 
-    /// The time this long before now, as the columns of an outbox keep it.
+    /// SQL for the time this long before now, as the columns of an outbox store it.
     fn ago(age: Duration) -> String;
 
-    /// So many bytes, all of them zero.
+    /// SQL for this many zero bytes.
     fn zeros(count: usize) -> String;
 
-    /// A text of so many digits.
+    /// SQL for a text of this many digits.
     fn digits(count: usize) -> String;
 }
 
-/// What another program may do to a table.
+/// Changes that another program may make to a table.
 pub enum Tamper<'a> {
-    /// Writes headers that are no JSON object.
+    /// Writes headers that are not a JSON object.
     BreakHeaders { event_id: &'a str },
-    /// Lets a row have been written, finished and leased that much earlier.
+    /// Moves the times at which a row was written, finished and leased back by this much.
     Age { event_id: &'a str, by: Duration },
-    /// Sets the database's clock back, as far as leases can tell: every lease began that much later than now.
+    /// Simulates a database clock that was set back: every lease began this much later.
     SetClockBack { by: Duration },
 }
 
@@ -130,7 +130,7 @@ macro_rules! on_every_database {
 }
 pub(crate) use on_every_database;
 
-/// Declares tests that run on every database that lets many write at once.
+/// Declares tests that run on every database that allows several writers at once.
 macro_rules! on_every_server {
     ($($test:ident),* $(,)?) => {
         mod on_server_postgres { $(crate::harness::declare!(Postgres, $test);)* }
@@ -149,7 +149,7 @@ macro_rules! declare {
 }
 pub(crate) use declare;
 
-/// What listeners were called with, of all nodes together and in order.
+/// The events that listeners were called with, of all nodes together and in order.
 #[derive(Clone, Default)]
 pub struct Calls(Arc<(Mutex<Vec<Arc<Event>>>, Notify)>);
 
@@ -171,7 +171,7 @@ impl Calls {
         self.events().iter().map(|event| event.id().to_owned()).collect()
     }
 
-    /// How often each event was delivered.
+    /// The number of deliveries of each event.
     pub fn counts(&self) -> HashMap<String, usize> {
         let mut counts = HashMap::new();
         for id in self.ids() {
@@ -180,7 +180,7 @@ impl Calls {
         counts
     }
 
-    /// Waits until so many deliveries have been made.
+    /// Waits until this many deliveries were made.
     pub async fn wait_for(&self, deliveries: usize) {
         let enough = async {
             loop {
@@ -195,12 +195,12 @@ impl Calls {
         assert!(in_time.is_ok(), "{} of {deliveries} deliveries were made in time", self.len());
     }
 
-    /// Listeners for events of the type `t` with and without an aggregate, that record the call and succeed.
+    /// Listeners for events of the type `t`, with and without an aggregate, that note the call and succeed.
     pub fn listeners(&self) -> Listeners {
         self.slow_listeners(Duration::ZERO)
     }
 
-    /// The same, and they take their time after the call is recorded.
+    /// The same, but each listener sleeps after it noted the call.
     pub fn slow_listeners(&self, time: Duration) -> Listeners {
         let listener = |calls: Calls| {
             move |event| {
@@ -217,7 +217,7 @@ impl Calls {
         listeners.on_aggregate("a", "t", listener(self.clone())).unwrap()
     }
 
-    /// The same, and they wait at a gate after the call is recorded.
+    /// The same, but each listener waits at a gate after it noted the call.
     pub fn gated_listeners(&self, gate: &Gate) -> Listeners {
         let listener = |calls: Calls, gate: Gate| {
             move |event| {
@@ -233,7 +233,7 @@ impl Calls {
     }
 }
 
-/// What listeners wait at until it is opened, for good.
+/// A gate at which listeners wait until the test opens it. It does not close again.
 #[derive(Clone)]
 pub struct Gate(Arc<Semaphore>);
 
@@ -247,11 +247,11 @@ impl Gate {
     }
 
     pub async fn pass(&self) {
-        assert!(self.0.acquire().await.is_err(), "it is opened and never passed one by one");
+        assert!(self.0.acquire().await.is_err(), "the gate hands out no permits");
     }
 }
 
-/// An outbox whose table is asked so rarely that only a hint can have brought what a test sees.
+/// An outbox that polls so rarely that a test sees only deliveries caused by the hot path or a wakeup.
 pub async fn outbox<H: Harness>(
     db: &H,
     calls: &Calls,
@@ -261,20 +261,20 @@ pub async fn outbox<H: Harness>(
     build(builder).start().await.unwrap()
 }
 
-/// One that only writes.
+/// An outbox that only writes.
 pub async fn writer<H: Harness>(db: &H) -> Outbox<H::Store> {
     Outbox::new(db.pool().await).mode(Mode::WriterOnly).start().await.unwrap()
 }
 
-/// One that only writes, to a table of its own.
+/// An outbox that only writes, to a table of this name.
 pub async fn writer_of<H: Harness>(db: &H, table: &str) -> Outbox<H::Store> {
     Outbox::new(db.pool().await).mode(Mode::WriterOnly).table(table).start().await.unwrap()
 }
 
-/// A pool whose stores keep book.
-pub async fn watched<H: Harness>(db: &H) -> (WatchedPool<H::Pool>, Book) {
-    let book = Book::default();
-    (WatchedPool { pool: db.pool().await, book: book.clone() }, book)
+/// A pool whose stores log their calls.
+pub async fn watched<H: Harness>(db: &H) -> (WatchedPool<H::Pool>, CallLog) {
+    let call_log = CallLog::default();
+    (WatchedPool { pool: db.pool().await, call_log: call_log.clone() }, call_log)
 }
 
 /// An event of the type `t`.
@@ -282,12 +282,12 @@ pub fn event() -> Event {
     Event::text("t", "{}").build().unwrap()
 }
 
-/// Several of them.
+/// Several such events.
 pub fn events(count: usize) -> Vec<Event> {
     (0..count).map(|_| event()).collect()
 }
 
-/// An event of the type `t` with an id of the test's own.
+/// An event of the type `t` with this id.
 pub fn named(id: &str) -> Event {
     Event::text("t", "{}").id(id.to_owned()).build().unwrap()
 }
@@ -297,7 +297,7 @@ pub fn event_of(aggregate_id: &str) -> Event {
     Event::text("t", "{}").aggregate("a", aggregate_id).build().unwrap()
 }
 
-/// Writes events in one transaction of the outbox's own.
+/// Writes events in one transaction that the outbox began.
 pub async fn write<S: Store>(outbox: &Outbox<S>, events: &[Event]) -> Vec<String> {
     let mut transaction = outbox.begin().await.unwrap();
     let ids = outbox.write_all(&mut transaction, events).await.unwrap();
@@ -305,7 +305,7 @@ pub async fn write<S: Store>(outbox: &Outbox<S>, events: &[Event]) -> Vec<String
     ids
 }
 
-/// Writes events in one transaction whose end the outbox cannot see, so that nothing is born claimed.
+/// Writes events in one transaction that the service began. The outbox does not see its end, so no row is pre-claimed.
 pub async fn write_plain<H: Harness>(db: &H, outbox: &Outbox<H::Store>, events: &[Event]) -> Vec<String> {
     let pool = db.pool().await;
     let mut transaction = H::begin_plain(&pool).await;
@@ -315,7 +315,7 @@ pub async fn write_plain<H: Harness>(db: &H, outbox: &Outbox<H::Store>, events: 
     ids
 }
 
-/// The row of an event once `is_so` is true of it.
+/// Waits until the row of an event fulfils `is_so`, and returns the row.
 pub async fn row_when<S: Store>(outbox: &Outbox<S>, event_id: &str, is_so: impl Fn(&OutboxRow) -> bool) -> OutboxRow {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -323,24 +323,24 @@ pub async fn row_when<S: Store>(outbox: &Outbox<S>, event_id: &str, is_so: impl 
         if let Some(row) = row.clone().filter(|row| is_so(row)) {
             return row;
         }
-        assert!(Instant::now() < deadline, "it did not become so in time: {row:?}");
+        assert!(Instant::now() < deadline, "the row did not change in time: {row:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// The row of an event, which is there.
+/// The row of an event that exists.
 pub async fn row<S: Store>(outbox: &Outbox<S>, event_id: &str) -> OutboxRow {
     outbox.find(event_id).await.unwrap().unwrap()
 }
 
-/// Waits until all of them are done.
+/// Waits until all these events are done.
 pub async fn all_done<S: Store>(outbox: &Outbox<S>, ids: &[String]) {
     for id in ids {
         row_when(outbox, id, |row| row.status == OutboxStatus::Done).await;
     }
 }
 
-/// Asks until the answer is yes.
+/// Checks a condition repeatedly until it is true.
 pub async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !is_so().await {
@@ -349,7 +349,7 @@ pub async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
     }
 }
 
-/// Waits until a pool has all its connections back: they come back by themselves, a moment later.
+/// Waits until no connection of a pool is in use: connections return to the pool with a short delay.
 pub async fn all_back<H: Harness>(pool: &H::Pool) {
-    until("every connection is back", async || H::in_use(pool) == 0).await;
+    until("every connection is back in the pool", async || H::in_use(pool) == 0).await;
 }

@@ -1,4 +1,4 @@
-//! N: headers on their way into the column and back.
+//! N: headers are written to their column and read back.
 
 use posthaste::{Event, Mode};
 
@@ -12,11 +12,11 @@ on_every_store! {
 
 on_every_database! {
     n1_headers_are_written_as_json,
-    n2_headers_of_another_program_are_read_with_patience,
-    n2_headers_that_are_no_object_of_texts_are_refused,
+    n2_headers_of_other_programs_are_read_leniently,
+    n2_headers_that_are_not_an_object_of_texts_are_refused,
 }
 
-/// Everything that JSON must escape, and some things that it need not.
+/// Characters that JSON must escape, and some that it need not.
 const AWKWARD: [(&str, &str); 6] = [
     ("zebra", "first"),
     ("quote\"d", "back\\slash / slash"),
@@ -54,7 +54,7 @@ async fn n1_headers_are_written_as_json<H: Database>(db: H) {
     assert!(text.starts_with("{\"zebra\":\"first\",") && text.contains("\\u0001") && text.contains("a\\nb\\r\\nc\\td"));
 }
 
-/// Writes this text into the column, as another program would.
+/// Writes this text into the headers column, as another program would.
 async fn with_headers<H: Database>(db: &H, headers: &str) -> String {
     let event = event();
     write(&writer(db).await, std::slice::from_ref(&event)).await;
@@ -63,7 +63,7 @@ async fn with_headers<H: Database>(db: &H, headers: &str) -> String {
     event.id().to_owned()
 }
 
-async fn n2_headers_of_another_program_are_read_with_patience<H: Database>(db: H) {
+async fn n2_headers_of_other_programs_are_read_leniently<H: Database>(db: H) {
     let outbox = writer(&db).await;
     for (text, expected) in [
         ("{}", &[][..]),
@@ -80,7 +80,7 @@ async fn n2_headers_of_another_program_are_read_with_patience<H: Database>(db: H
     }
 }
 
-async fn n2_headers_that_are_no_object_of_texts_are_refused<H: Database>(db: H) {
+async fn n2_headers_that_are_not_an_object_of_texts_are_refused<H: Database>(db: H) {
     let outbox = writer(&db).await;
     let mut ids = Vec::new();
     for text in [

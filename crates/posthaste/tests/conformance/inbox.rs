@@ -1,4 +1,4 @@
-//! A receiver that has its effect once.
+//! The inbox: a receiver processes each event once.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use crate::harness::{DAY, Database, Harness, MySql, Postgres, Sqlite, on_every_d
 
 on_every_database! {
     an_event_has_its_effect_once_for_each_listener,
-    what_is_old_is_forgotten_in_batches,
-    a_word_that_sql_reserves_names_an_inbox,
+    old_entries_are_purged_in_batches,
+    an_inbox_may_be_named_with_a_reserved_word,
 }
 
 /// A database with an inbox.
@@ -28,7 +28,7 @@ trait Receiver: Database {
 
     async fn purge(inbox: &Self::Inbox, older_than: Duration, limit: u32) -> u64;
 
-    /// What the inbox keeps of a time this long before now, as SQL.
+    /// SQL for a time this long before now, as the inbox stores it.
     fn received(ago: Duration) -> String {
         Self::ago(ago)
     }
@@ -67,7 +67,7 @@ receiver!(
     }
 );
 
-/// Counts an event in the transaction that records it.
+/// Counts an event in the same transaction that adds it to the inbox.
 async fn receive<H: Receiver>(pool: &H::Pool, inbox: &H::Inbox, listener: &str, event_id: &str, commits: bool) -> bool {
     let mut transaction = H::begin_plain(pool).await;
     let is_first = H::first_time(inbox, &mut transaction, listener, event_id).await;
@@ -87,7 +87,7 @@ async fn an_event_has_its_effect_once_for_each_listener<H: Receiver>(db: H) {
     let receive = async |listener, event_id, commits| receive::<H>(&pool, &inbox, listener, event_id, commits).await;
     let counted = async || db.text("SELECT concat(events, '') FROM counted").await.unwrap();
     assert!(receive("billing", "1", false).await);
-    assert!(receive("billing", "1", true).await, "what was rolled back was not had");
+    assert!(receive("billing", "1", true).await, "an event of a rolled-back transaction was not processed");
     assert!(!receive("billing", "1", true).await);
     assert!(receive("mail", "1", true).await);
     assert_eq!(counted().await, "2");
@@ -98,7 +98,7 @@ async fn an_event_has_its_effect_once_for_each_listener<H: Receiver>(db: H) {
     assert_eq!(counted().await, "3");
 }
 
-async fn what_is_old_is_forgotten_in_batches<H: Receiver>(db: H) {
+async fn old_entries_are_purged_in_batches<H: Receiver>(db: H) {
     let inbox = db.inbox().await;
     let (week_ago, numbers) = (H::received(8 * DAY), H::numbers(5));
     db.execute(&format!("INSERT INTO inbox_event SELECT 'l', concat(n, ''), {week_ago} FROM {numbers}")).await;
@@ -108,7 +108,7 @@ async fn what_is_old_is_forgotten_in_batches<H: Receiver>(db: H) {
     assert_eq!(db.texts("SELECT event_id FROM inbox_event").await, ["young"]);
 }
 
-async fn a_word_that_sql_reserves_names_an_inbox<H: Receiver>(db: H) {
+async fn an_inbox_may_be_named_with_a_reserved_word<H: Receiver>(db: H) {
     let inbox = db.inbox_named("table").await;
     for is_first in [true, false] {
         let mut transaction = H::begin_plain(&db.pool().await).await;

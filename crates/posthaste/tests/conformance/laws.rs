@@ -1,5 +1,5 @@
-//! The laws of a source, on the outbox of every database, for each kind of reader and mode. Those of the store in memory
-//! stand beside it, in `posthaste-testing`.
+//! The laws of a source on the outbox of every database, for each kind of reader and mode. The tests of the in-memory
+//! store are in `posthaste-testing`.
 
 use std::time::Duration;
 

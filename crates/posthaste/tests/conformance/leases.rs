@@ -1,4 +1,4 @@
-//! Row leases: what a process that died leaves behind, and how the row that kills processes is found.
+//! Row leases: how the rows of a crashed process are claimed again, and how a row that crashes processes is found.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -15,30 +15,30 @@ use crate::harness::{
 };
 
 on_every_store! {
-    what_a_dead_node_held_comes_back_in_groups_and_apart_from_others,
-    a_row_that_ends_four_processes_goes_dead_and_no_other,
-    a_lease_that_no_delivery_can_have_lost_is_not_counted,
+    rows_of_a_crashed_node_are_claimed_in_groups_of_suspects,
+    only_a_row_that_crashes_four_processes_goes_dead,
+    a_lease_lost_before_its_delivery_started_is_not_counted,
     a_claim_whose_answer_was_lost_is_released_before_its_lease_ends,
-    a_lease_from_before_the_clock_was_set_back_is_not_believed,
-    the_end_of_a_lease_is_known_and_nothing_else_is_waited_for,
-    an_attempt_that_came_to_an_end_clears_the_suspicion,
-    what_this_process_holds_it_does_not_claim_again_when_the_databases_clock_jumps,
+    a_lease_from_before_the_clock_was_set_back_is_ignored,
+    next_due_is_the_end_of_another_nodes_lease,
+    a_finished_attempt_clears_the_suspicion,
+    a_process_does_not_reclaim_its_own_rows_after_a_clock_jump,
     nodes_that_drain_together_deliver_everything_once,
 }
 
 on_every_server! {
-    a_claim_waits_for_nobody,
-    a_locked_row_keeps_no_other_from_being_settled_or_renewed,
+    a_claim_skips_locked_rows,
+    a_locked_row_does_not_block_other_settlements_or_renewals,
 }
 
-/// Lets the leases of these rows have ended long ago.
+/// Ages these rows by an hour, so that their leases have expired.
 async fn an_hour_passes<H: Harness>(db: &H, ids: &[&str]) {
     for event_id in ids {
         db.tamper(Tamper::Age { event_id, by: HOUR }).await;
     }
 }
 
-async fn what_a_dead_node_held_comes_back_in_groups_and_apart_from_others<H: Harness>(db: H) {
+async fn rows_of_a_crashed_node_are_claimed_in_groups_of_suspects<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let ids: Vec<String> = (0..SUSPECT_GROUP * 2 + 52).map(|number| format!("{number:03}")).collect();
     let all: Vec<&str> = ids.iter().map(String::as_str).collect();
@@ -50,11 +50,11 @@ async fn what_a_dead_node_held_comes_back_in_groups_and_apart_from_others<H: Har
 
     let one = node(&db, Mode::MultiNode).await;
     let first = one.claim(500).await.unwrap();
-    assert_eq!(claimed_ids(&first.items), lost[..SUSPECT_GROUP], "a group");
-    assert_eq!(first.next_due, Some(Duration::ZERO), "there is more");
+    assert_eq!(claimed_ids(&first.items), lost[..SUSPECT_GROUP], "a group of suspects");
+    assert_eq!(first.next_due, Some(Duration::ZERO), "more rows are due");
     assert_eq!(claimed_ids(&claim(&one, 500).await), fresh, "no second group while one is in flight");
     assert!(claim(&one, 500).await.is_empty());
-    // Another node may have one of its own.
+    // Another node may have a group of its own in flight.
     let other = node(&db, Mode::MultiNode).await;
     let second = claim(&other, 500).await;
     assert_eq!(claimed_ids(&second), lost[SUSPECT_GROUP..2 * SUSPECT_GROUP]);
@@ -65,28 +65,28 @@ async fn what_a_dead_node_held_comes_back_in_groups_and_apart_from_others<H: Har
     assert!(claim(&one, 500).await.is_empty(), "one of the group is still in flight");
     assert_eq!(settle(&one, last, Disposition::Done).await, Settled::Applied);
     let woken = tokio::time::timeout(Duration::from_secs(5), one.wakeup().signalled()).await;
-    assert!(woken.is_ok(), "the next group may come");
+    assert!(woken.is_ok(), "the source is woken for the next group");
     let rest = claim(&one, 500).await;
     assert_eq!(claimed_ids(&rest), lost[2 * SUSPECT_GROUP..]);
     one.release(&rest.iter().collect::<Vec<_>>()).await.unwrap();
-    assert_eq!(row(&outbox, lost[2 * SUSPECT_GROUP]).await.lease_losses, 1, "a clean release is no loss");
+    assert_eq!(row(&outbox, lost[2 * SUSPECT_GROUP]).await.lease_losses, 1, "a release is not a lost lease");
     assert_eq!(row(&outbox, fresh[0]).await.lease_losses, 0);
 }
 
-async fn a_row_that_ends_four_processes_goes_dead_and_no_other<H: Harness>(db: H) {
+async fn only_a_row_that_crashes_four_processes_goes_dead<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let both = ["killer", "innocent"];
     write(&outbox, &both.map(named)).await;
-    // Among many, in a group, alone, and alone once more.
+    // Claimed among many rows, then in a group of suspects, then alone, then alone once more.
     for expected in [&both[..], &both[..], &both[..1], &both[..1]] {
         let items = claim(&node(&db, Mode::MultiNode).await, 10).await;
         assert_eq!(claimed_ids(&items), expected);
-        assert!(items.iter().all(|claimed| claimed.attempt == 1), "losses are no attempts");
+        assert!(items.iter().all(|claimed| claimed.attempt == 1), "a lost lease does not count as an attempt");
         an_hour_passes(&db, &both).await;
     }
     let node = node(&db, Mode::MultiNode).await;
-    let given_up = node.claim(10).await.unwrap();
-    assert!(given_up.items.is_empty() && given_up.next_due == Some(Duration::ZERO));
+    let last_claim = node.claim(10).await.unwrap();
+    assert!(last_claim.items.is_empty() && last_claim.next_due == Some(Duration::ZERO));
     let killer = row(&outbox, "killer").await;
     assert_eq!((killer.status, killer.attempts, killer.lease_losses), (OutboxStatus::Dead, 0, 4));
     assert!(killer.done_at.is_some() && killer.last_error.unwrap().starts_with("lease_lost: "));
@@ -96,8 +96,8 @@ async fn a_row_that_ends_four_processes_goes_dead_and_no_other<H: Harness>(db: H
     assert_eq!(row(&outbox, "innocent").await.lease_losses, 2);
 }
 
-/// A claim whose answer is lost again and again, by processes that cannot release it: nobody ever delivered the event.
-async fn a_lease_that_no_delivery_can_have_lost_is_not_counted<H: Harness>(db: H) {
+/// The answers of several claims are lost, and their processes cannot release them. No process delivered the event.
+async fn a_lease_lost_before_its_delivery_started_is_not_counted<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     write(&outbox, &[named("1")]).await;
     let store = db.pool().await.open(TableName::default(), Mode::MultiNode).await.unwrap();
@@ -124,15 +124,15 @@ async fn a_lease_that_no_delivery_can_have_lost_is_not_counted<H: Harness>(db: H
 
 async fn a_claim_whose_answer_was_lost_is_released_before_its_lease_ends<H: Harness>(db: H) {
     for mode in [Mode::MultiNode, Mode::ORDERED] {
-        let (pool, book) = watched(&db).await;
-        book.lose_answers("claim", 2);
+        let (pool, call_log) = watched(&db).await;
+        call_log.lose_answers("claim", 2);
         let calls = Calls::default();
         let table = format!("lost_{}", mode.word());
         let builder = Outbox::new(pool).mode(mode).table(&table).listeners(calls.listeners());
         let outbox = builder.poll_interval(Duration::from_millis(100)).start().await.unwrap();
         let ids = write_plain(&db, &writer_of(&db, &table).await, &[event_of("1"), event_of("2"), event_of("1")]).await;
         calls.wait_for(3).await;
-        assert_eq!(book.lost_answers("claim"), 0, "two claims had no answer");
+        assert_eq!(call_log.lost_answers("claim"), 0, "the answers of two claims were lost");
         all_done(&outbox, &ids).await;
         for id in &ids {
             assert_eq!(row(&outbox, id).await.lease_losses, 0, "{mode:?}");
@@ -142,8 +142,8 @@ async fn a_claim_whose_answer_was_lost_is_released_before_its_lease_ends<H: Harn
     }
 }
 
-/// A node that dies is noticed when its leases end, not at the next poll; and an idle table wakes nobody.
-async fn the_end_of_a_lease_is_known_and_nothing_else_is_waited_for<H: Harness>(db: H) {
+/// A node claims the rows of a crashed node when their leases end, not at the next poll. An idle table needs no poll.
+async fn next_due_is_the_end_of_another_nodes_lease<H: Harness>(db: H) {
     for mode in [Mode::MultiNode, Mode::ORDERED] {
         let table = format!("ends_{}", mode.word());
         let outbox = writer_of(&db, &table).await;
@@ -152,7 +152,7 @@ async fn the_end_of_a_lease_is_known_and_nothing_else_is_waited_for<H: Harness>(
             Table::open(store, Reader::Dispatcher, LEASE).await.unwrap().dispatcher_source()
         };
         let (died, other) = (open().await, open().await);
-        assert_eq!(other.claim(10).await.unwrap().next_due, None, "{mode:?}: nothing is there");
+        assert_eq!(other.claim(10).await.unwrap().next_due, None, "{mode:?}: the table is empty");
         write(&outbox, &[named("1")]).await;
         let claimed = claim(&died, 10).await;
         assert_eq!(claimed.len(), 1);
@@ -164,18 +164,18 @@ async fn the_end_of_a_lease_is_known_and_nothing_else_is_waited_for<H: Harness>(
     }
 }
 
-async fn a_lease_from_before_the_clock_was_set_back_is_not_believed<H: Harness>(db: H) {
+async fn a_lease_from_before_the_clock_was_set_back_is_ignored<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     write(&outbox, &[named("1")]).await;
     let died = node(&db, Mode::MultiNode).await;
     assert_eq!(claim(&died, 1).await.len(), 1);
     db.tamper(Tamper::SetClockBack { by: HOUR }).await;
     let other = node(&db, Mode::MultiNode).await;
-    assert_eq!(claimed_ids(&claim(&other, 10).await), ["1"], "taken over at once");
-    assert!(claim(&node(&db, Mode::MultiNode).await, 10).await.is_empty(), "the new lease is believed");
+    assert_eq!(claimed_ids(&claim(&other, 10).await), ["1"], "claimed by another node at once");
+    assert!(claim(&node(&db, Mode::MultiNode).await, 10).await.is_empty(), "the new lease is valid");
 }
 
-async fn an_attempt_that_came_to_an_end_clears_the_suspicion<H: Harness>(db: H) {
+async fn a_finished_attempt_clears_the_suspicion<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     write(&outbox, &["1", "2"].map(named)).await;
     let died = node(&db, Mode::MultiNode).await;
@@ -186,23 +186,23 @@ async fn an_attempt_that_came_to_an_end_clears_the_suspicion<H: Harness>(db: H) 
     assert_eq!((claimed_ids(&suspect), row(&outbox, "1").await.lease_losses), (vec!["1".to_owned()], 1));
     assert_eq!(settle(&node, &suspect[0], retry(Duration::ZERO)).await, Settled::Applied);
     assert_eq!(row(&outbox, "1").await.lease_losses, 0);
-    assert_eq!(claimed_ids(&claim(&node, 10).await), ["2", "1"], "together with others");
+    assert_eq!(claimed_ids(&claim(&node, 10).await), ["2", "1"], "claimed together with other rows");
 }
 
-async fn what_this_process_holds_it_does_not_claim_again_when_the_databases_clock_jumps<H: Harness>(db: H) {
+async fn a_process_does_not_reclaim_its_own_rows_after_a_clock_jump<H: Harness>(db: H) {
     write(&writer(&db).await, &[named("1")]).await;
     let node = node(&db, Mode::MultiNode).await;
-    let held = claim(&node, 10).await;
+    let claimed = claim(&node, 10).await;
     an_hour_passes(&db, &["1"]).await;
     assert!(claim(&node, 10).await.is_empty());
-    assert_eq!(node.renew(&[&held[0]]).await.unwrap(), [Settled::Applied]);
-    assert_eq!(settle(&node, &held[0], Disposition::Done).await, Settled::Applied);
+    assert_eq!(node.renew(&[&claimed[0]]).await.unwrap(), [Settled::Applied]);
+    assert_eq!(settle(&node, &claimed[0], Disposition::Done).await, Settled::Applied);
 }
 
-async fn a_claim_waits_for_nobody<H: Database>(db: H) {
+async fn a_claim_skips_locked_rows<H: Database>(db: H) {
     write(&writer(&db).await, &["1", "2"].map(named)).await;
     let node = node(&db, Mode::MultiNode).await;
-    // An operator's transaction that changes a row and takes its time.
+    // A long transaction of an operator changes a row.
     let mut operator = H::begin_plain(&db.pool().await).await;
     let update = "UPDATE outbox_event SET available_at = available_at WHERE event_id = '1'";
     H::execute_on(operator.connection(), update).await;
@@ -211,8 +211,8 @@ async fn a_claim_waits_for_nobody<H: Database>(db: H) {
     assert_eq!(claimed_ids(&claim(&node, 10).await), ["1"]);
 }
 
-/// An operator's transaction that has a row and takes its time keeps that row from being recorded, and no other.
-async fn a_locked_row_keeps_no_other_from_being_settled_or_renewed<H: Database>(db: H) {
+/// A long transaction of an operator blocks the settlement of the row that it locked, and of no other row.
+async fn a_locked_row_does_not_block_other_settlements_or_renewals<H: Database>(db: H) {
     for mode in [Mode::MultiNode, Mode::ORDERED] {
         let table = format!("locked_{}", mode.word());
         let outbox = writer_of(&db, &table).await;
@@ -233,7 +233,7 @@ async fn a_locked_row_keeps_no_other_from_being_settled_or_renewed<H: Database>(
     }
 }
 
-/// Claims and settles until there is nothing left; answers with what was delivered.
+/// Claims and settles until no row is left, and returns the ids of the delivered events.
 async fn drain<S: Store>(node: OutboxSource<S>) -> Vec<String> {
     let mut seen = Vec::new();
     loop {
@@ -251,7 +251,7 @@ async fn drain<S: Store>(node: OutboxSource<S>) -> Vec<String> {
     }
 }
 
-/// Every delivery is counted, not every distinct event.
+/// Counts deliveries, not distinct events.
 async fn nodes_that_drain_together_deliver_everything_once<H: Harness>(db: H) {
     let table = dispatcher(&db, Mode::MultiNode).await;
     let events: Vec<Event> = (0..3_600).map(|number: usize| named(&number.to_string())).collect();
@@ -261,7 +261,7 @@ async fn nodes_that_drain_together_deliver_everything_once<H: Harness>(db: H) {
     for _ in 0..3 {
         nodes.push(tokio::spawn(drain(node(&db, Mode::MultiNode).await)));
     }
-    // While they drain, the service writes.
+    // The service writes while the nodes drain the table.
     for events in late.chunks(7) {
         write_to(&table, events).await;
     }

@@ -1,33 +1,33 @@
-//! What the library does, behaviour by behaviour, on every store that the behaviour touches. `docs/conformance.md` lists
-//! those that have an id, with their tests; the others are what stores, and the processes that share one, owe each other.
+//! The behaviour of the library, one test per behaviour, on every store. `docs/conformance.md` lists the behaviours
+//! that have an id, with their tests. The other tests check the contract of stores and of processes that share a table.
 
 mod acceptance;
-mod agreement;
-mod builder_parts;
 mod claims;
 mod dead_events;
 mod defects;
 mod dispatcher;
+mod edge_cases;
 mod envelope;
 mod harness;
 mod headers;
-mod hot_path;
 mod inbox;
-mod interrupted;
+mod inserts;
+mod interrupted_writes;
 mod laws;
 mod leases;
-mod memory_kit;
+mod leases_backoff_routing;
 mod metrics;
 mod modes;
-mod names;
 mod operator;
 mod order;
 mod poller;
 mod purge;
-mod robustness;
-mod starved;
+mod resource_starvation;
+mod settings_and_test_kit;
+mod shared_settings;
 mod store;
 mod table;
+mod table_names;
 mod texts;
 mod transactions;
 mod writer;

@@ -13,11 +13,11 @@ use crate::harness::{
 };
 
 on_every_store! {
-    j1_each_mode_delivers_as_it_says,
-    j2_a_missing_part_is_named,
-    j3_a_process_that_only_writes_refuses_what_it_has_no_use_for,
-    j4_a_start_that_fails_leaves_nothing_behind,
-    j5_close_ends_everything_even_if_the_database_fails,
+    j1_each_mode_uses_leases_and_the_hot_path_as_documented,
+    j2_a_mode_that_reads_needs_a_listener,
+    j3_a_writer_refuses_the_settings_of_a_dispatcher,
+    j4_a_failed_start_leaves_nothing_running,
+    j5_close_stops_everything_even_if_the_database_fails,
     j6_single_node_delivers_by_the_hot_path,
     j6_multi_node_delivers_each_event_once_over_two_nodes,
     j6_ordered_delivers_in_write_order,
@@ -25,8 +25,8 @@ on_every_store! {
     j6_writer_only_leaves_the_row_new,
 }
 
-async fn j1_each_mode_delivers_as_it_says<H: Harness>(db: H) {
-    // Whether a row is born claimed shows in the rows of a dispatcher that cannot deliver.
+async fn j1_each_mode_uses_leases_and_the_hot_path_as_documented<H: Harness>(db: H) {
+    // The tests h1 and h2 of the dispatcher check which rows are pre-claimed.
     for (mode, leases, is_hot) in [
         (Mode::MultiNode, true, true),
         (Mode::ORDERED, true, false),
@@ -46,8 +46,8 @@ async fn j1_each_mode_delivers_as_it_says<H: Harness>(db: H) {
     assert_eq!((mode.leases_rows(), mode.is_hot()), (false, false));
 }
 
-async fn j2_a_missing_part_is_named<H: Harness>(db: H) {
-    // A pool is a parameter, and a builder is used up by its start: neither can be orphaned or done twice.
+async fn j2_a_mode_that_reads_needs_a_listener<H: Harness>(db: H) {
+    // A builder cannot be made without a pool, and its start consumes it, so that neither can be missing or used twice.
     for mode in [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED] {
         let refused = Outbox::new(db.pool().await).mode(mode).start().await.err().unwrap();
         assert!(matches!(refused, StartError::NoListener));
@@ -58,7 +58,7 @@ async fn j2_a_missing_part_is_named<H: Harness>(db: H) {
     started.unwrap().close().await;
 }
 
-/// Does nothing around a listener.
+/// An interceptor that does nothing.
 struct Idle;
 
 #[async_trait::async_trait]
@@ -70,7 +70,7 @@ impl Interceptor for Idle {
     async fn after(&self, _: &Event, _: Option<&Failure>) {}
 }
 
-async fn j3_a_process_that_only_writes_refuses_what_it_has_no_use_for<H: Harness>(db: H) {
+async fn j3_a_writer_refuses_the_settings_of_a_dispatcher<H: Harness>(db: H) {
     let settings = || Settings { mode: Mode::WriterOnly, ..Settings::default() };
     let second = Duration::from_secs(1);
     for (name, settings) in [
@@ -97,7 +97,7 @@ async fn j3_a_process_that_only_writes_refuses_what_it_has_no_use_for<H: Harness
     Outbox::new(db.pool().await).settings(accepted).start().await.unwrap().close().await;
 }
 
-async fn j4_a_start_that_fails_leaves_nothing_behind<H: Harness>(db: H) {
+async fn j4_a_failed_start_leaves_nothing_running<H: Harness>(db: H) {
     let calls = Calls::default();
     let first = outbox(&db, &calls, |builder| builder.mode(Mode::MultiNode)).await;
     let pool = db.pool().await;
@@ -105,36 +105,48 @@ async fn j4_a_start_that_fails_leaves_nothing_behind<H: Harness>(db: H) {
     assert!(matches!(refused, StartError::Open(OpenError::OtherMode { .. })), "{refused}");
     assert!(refused.to_string().contains("multi_node"), "{refused}");
     all_back::<H>(&pool).await;
-    let (pool, book) = watched(&db).await;
-    book.refuse("register", 1);
+    let (pool, call_log) = watched(&db).await;
+    call_log.refuse("register", 1);
     let refused = Outbox::new(pool).mode(Mode::MultiNode).listeners(calls.listeners()).start().await;
     assert!(matches!(refused.err(), Some(StartError::Open(OpenError::Store(_)))));
-    assert!(book.calls("claim").is_empty(), "nothing runs");
+    assert!(call_log.calls("claim").is_empty(), "a refused outbox claims nothing");
     let ids = write(&first, &events(1)).await;
     all_done(&first, &ids).await;
     first.close().await;
 }
 
-async fn j5_close_ends_everything_even_if_the_database_fails<H: Harness>(db: H) {
-    let (pool, book) = watched(&db).await;
+async fn j5_close_stops_everything_even_if_the_database_fails<H: Harness>(db: H) {
+    let (pool, call_log) = watched(&db).await;
     let (connections, calls) = (pool.pool.clone(), Calls::default());
     let purge = Retention { interval: Duration::from_millis(10), ..Retention::default() };
     let builder = Outbox::new(pool).listeners(calls.listeners()).purge(purge);
     let outbox = builder.poll_interval(Duration::from_millis(10)).start().await.unwrap();
     let ids = write(&outbox, &events(1)).await;
     all_done(&outbox, &ids).await;
-    until("it purges", async || !book.calls("purge").is_empty()).await;
-    book.refuse("purge", usize::MAX);
-    book.refuse("release_ownership", usize::MAX);
+    until("the outbox purges", async || !call_log.calls("purge").is_empty()).await;
+    call_log.refuse("purge", usize::MAX);
+    call_log.refuse("release_ownership", usize::MAX);
     outbox.close().await;
-    let after = ["purge", "take", "oldest_due"].map(|statement| book.calls(statement).len());
-    assert_eq!(book.calls("release_ownership").len(), 1, "everything is tried");
+    let after = ["purge", "claim", "oldest_due"].map(|statement| call_log.calls(statement).len());
+    assert_eq!(
+        call_log.calls("release_ownership").len(),
+        1,
+        "close releases the ownership although the database fails"
+    );
     outbox.close().await;
     all_back::<H>(&connections).await;
     tokio::time::sleep(Duration::from_millis(100)).await;
-    assert_eq!(["purge", "take", "oldest_due"].map(|statement| book.calls(statement).len()), after, "nothing runs on");
+    assert_eq!(
+        ["purge", "claim", "oldest_due"].map(|statement| call_log.calls(statement).len()),
+        after,
+        "no task runs after close"
+    );
     let late = write(&outbox, &events(1)).await;
-    assert_eq!(row(&outbox, &late[0]).await.status, OutboxStatus::New, "written, and somebody else's to deliver");
+    assert_eq!(
+        row(&outbox, &late[0]).await.status,
+        OutboxStatus::New,
+        "written, and left for another process to deliver"
+    );
 }
 
 async fn j6_single_node_delivers_by_the_hot_path<H: Harness>(db: H) {

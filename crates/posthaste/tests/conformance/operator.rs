@@ -1,4 +1,4 @@
-//! What operators ask and do, in every mode.
+//! The queries and commands of operators, in every mode.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ use crate::harness::{
 };
 
 on_every_database! {
-    the_dead_are_listed_counted_replayed_and_discarded,
-    what_is_finished_and_old_is_purged_and_nothing_else,
-    the_age_of_the_oldest_is_that_of_what_is_due,
+    dead_events_are_listed_counted_replayed_and_discarded,
+    only_old_finished_rows_are_purged,
+    the_oldest_age_counts_due_rows_only,
 }
 
 fn of(id: &str, event_type: &str, aggregate_type: &str) -> Event {
     Event::text(event_type, "{}").id(id.to_owned()).aggregate(aggregate_type, id).build().unwrap()
 }
 
-async fn the_dead_are_listed_counted_replayed_and_discarded<H: Database>(db: H) {
+async fn dead_events_are_listed_counted_replayed_and_discarded<H: Database>(db: H) {
     drop(db);
     for mode in MODES {
         let db = H::start().await;
@@ -48,11 +48,11 @@ async fn the_dead_are_listed_counted_replayed_and_discarded<H: Database>(db: H) 
         assert_eq!(listed(&a, 10).await, ["1", "3", "4"]);
         assert_eq!(listed(&a.clone().aggregate_type("x"), 10).await, ["1", "4"]);
         assert_eq!(listed(&one, 10).await, ["3"]);
-        let (x, nobody) = (DeadFilter::all().aggregate_type("x"), DeadFilter::all().event_type("nobody"));
-        for (filter, count) in [(&all, 4), (&a, 3), (&x, 3), (&one, 1), (&nobody, 0)] {
+        let (x, unknown) = (DeadFilter::all().aggregate_type("x"), DeadFilter::all().event_type("unknown"));
+        for (filter, count) in [(&all, 4), (&a, 3), (&x, 3), (&one, 1), (&unknown, 0)] {
             assert_eq!(store.count_dead(filter).await.unwrap(), count);
         }
-        assert_eq!(claimed_ids(&claim(&node, 10).await), ["5"], "nothing that is dead");
+        assert_eq!(claimed_ids(&claim(&node, 10).await), ["5"], "no dead row is claimed");
 
         let (count, last) = store.replay(&a, i64::MIN, 2).await.unwrap();
         assert_eq!((count, last), (2, row(&outbox, "3").await.seq));
@@ -64,15 +64,15 @@ async fn the_dead_are_listed_counted_replayed_and_discarded<H: Database>(db: H) 
         assert_eq!(store.replay(&a, i64::MIN, 10).await.unwrap().0, 0);
         assert_eq!(claimed_ids(&claim(&node, 10).await), ["1", "3", "4"]);
 
-        for alive in ["done", "1", "nobody"] {
-            assert!(!store.discard(alive).await.unwrap(), "only what is dead");
+        for alive in ["done", "1", "unknown"] {
+            assert!(!store.discard(alive).await.unwrap(), "only a dead event can be discarded");
         }
         assert!(store.discard("2").await.unwrap() && !store.discard("2").await.unwrap());
         assert!(store.find("2").await.unwrap().is_none());
     }
 }
 
-async fn what_is_finished_and_old_is_purged_and_nothing_else<H: Database>(db: H) {
+async fn only_old_finished_rows_are_purged<H: Database>(db: H) {
     drop(db);
     for mode in MODES {
         let db = H::start().await;
@@ -101,7 +101,7 @@ async fn what_is_finished_and_old_is_purged_and_nothing_else<H: Database>(db: H)
         assert_eq!(purge(Purge::Done, 7, 2).await, 0);
         assert_eq!(purge(Purge::Dead, 7, 1).await, 1);
         assert_eq!(purge(Purge::Dead, 7, 10).await, 1);
-        assert_eq!(purge(Purge::Dead, 7, 10).await, 0, "the others died today");
+        assert_eq!(purge(Purge::Dead, 7, 10).await, 0, "the other dead events are younger");
         assert_eq!(left().await, "pending late late-dead young young-dead");
         assert_eq!(purge(Purge::Everything, 7, 2).await, 2);
         assert_eq!(purge(Purge::Everything, 7, 2).await, 1);
@@ -110,7 +110,7 @@ async fn what_is_finished_and_old_is_purged_and_nothing_else<H: Database>(db: H)
     }
 }
 
-async fn the_age_of_the_oldest_is_that_of_what_is_due<H: Database>(db: H) {
+async fn the_oldest_age_counts_due_rows_only<H: Database>(db: H) {
     let table = dispatcher(&db, Mode::SingleNode).await;
     let oldest_due = async || table.store().oldest_due().await.unwrap();
     assert_eq!(oldest_due().await, None);

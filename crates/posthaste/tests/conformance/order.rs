@@ -1,4 +1,4 @@
-//! The events of one aggregate, in their order: who waits for whom, and that nobody waits for ever.
+//! The order of the events of one aggregate: which row blocks which, and that no row stays blocked for ever.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -14,14 +14,14 @@ use crate::harness::{
 };
 
 on_every_store! {
-    an_unordered_event_waits_for_nobody,
+    an_event_without_a_key_waits_for_no_other_event,
 }
 
 on_every_database! {
-    a_dead_head_blocks_or_is_passed,
-    what_waits_is_parked_and_comes_back_when_its_head_is_done,
-    a_row_that_somebody_else_finished_holds_nobody_up_for_good,
-    what_waits_behind_a_purged_dead_head_goes_on,
+    a_dead_head_blocks_its_key_or_is_skipped,
+    rows_behind_a_head_are_blocked_until_it_is_done,
+    rows_behind_a_deleted_head_are_unblocked,
+    rows_behind_a_purged_dead_head_are_unblocked,
     order_survives_failures_on_three_nodes_while_events_are_written,
 }
 
@@ -29,21 +29,25 @@ fn of_key(id: &str, key: &str) -> Event {
     Event::text("t", "{}").id(id.to_owned()).aggregate("order", key).build().unwrap()
 }
 
-/// What claims do not look at because it waits for another row.
+/// The rows that claims skip because they are blocked by another row.
 async fn blocked<H: Database>(db: &H) -> Vec<String> {
     db.texts("SELECT event_id FROM outbox_event WHERE blocked ORDER BY seq").await
 }
 
-async fn what_waits_is_parked_and_comes_back_when_its_head_is_done<H: Database>(db: H) {
+async fn rows_behind_a_head_are_blocked_until_it_is_done<H: Database>(db: H) {
     let (one, other) = (node(&db, Mode::ORDERED).await, node(&db, Mode::ORDERED).await);
     write(&writer(&db).await, &["a1", "b1", "a2", "a3", "b2"].map(|id| of_key(id, &id[..1]))).await;
     let head = claim(&one, 1).await;
     assert_eq!(claimed_ids(&head), ["a1"]);
-    assert_eq!(claimed_ids(&claim(&other, 10).await), ["b1", "b2"], "a whole run, and nothing of the other key");
+    assert_eq!(
+        claimed_ids(&claim(&other, 10).await),
+        ["b1", "b2"],
+        "a whole run of one key, and no row of the blocked key"
+    );
     assert_eq!(blocked(&db).await, ["a2", "a3"]);
     assert!(is_idle(&other.claim(10).await.unwrap()));
 
-    // A failing head waits alone; nobody passes it.
+    // A failed head waits for its retry, and no row of its key passes it.
     settle(&one, &head[0], retry(HOUR)).await;
     assert!(claim(&other, 10).await.is_empty());
     db.execute("UPDATE outbox_event SET available_at = created_at WHERE event_id = 'a1'").await;
@@ -54,7 +58,7 @@ async fn what_waits_is_parked_and_comes_back_when_its_head_is_done<H: Database>(
     assert_eq!(claimed_ids(&claim(&one, 10).await), ["a2", "a3"]);
 }
 
-async fn a_dead_head_blocks_or_is_passed<H: Database>(db: H) {
+async fn a_dead_head_blocks_its_key_or_is_skipped<H: Database>(db: H) {
     drop(db);
     for (dead_head, next) in [(DeadHead::Block, &[][..]), (DeadHead::Skip, &["2", "3"])] {
         let db = H::start().await;
@@ -68,7 +72,7 @@ async fn a_dead_head_blocks_or_is_passed<H: Database>(db: H) {
         if dead_head == DeadHead::Skip {
             continue;
         }
-        // An operator replays it, it dies again, and is discarded.
+        // An operator replays the dead head. It goes dead again, and the operator discards it.
         assert_eq!(store.replay(&DeadFilter::all(), i64::MIN, 10).await.unwrap().0, 1);
         let again = claim(&node, 10).await;
         assert_eq!((claimed_ids(&again), again[0].attempt), (vec!["1".to_owned()], 1));
@@ -79,17 +83,17 @@ async fn a_dead_head_blocks_or_is_passed<H: Database>(db: H) {
     }
 }
 
-async fn a_row_that_somebody_else_finished_holds_nobody_up_for_good<H: Database>(db: H) {
+async fn rows_behind_a_deleted_head_are_unblocked<H: Database>(db: H) {
     let late = Event::text("t", "{}").id("1".to_owned()).aggregate("order", "k").deliver_after(HOUR).build().unwrap();
     write(&writer(&db).await, &[late, of_key("2", "k")]).await;
     assert!(claim(&node(&db, Mode::ORDERED).await, 10).await.is_empty());
     assert_eq!(blocked(&db).await, ["2"]);
     db.execute("DELETE FROM outbox_event WHERE event_id = '1'").await;
-    // The next process looks for such rows at once, this one within a minute.
+    // A new process looks for such rows at its start, a running one within a minute.
     assert_eq!(claimed_ids(&claim(&node(&db, Mode::ORDERED).await, 10).await), ["2"]);
 }
 
-async fn what_waits_behind_a_purged_dead_head_goes_on<H: Database>(db: H) {
+async fn rows_behind_a_purged_dead_head_are_unblocked<H: Database>(db: H) {
     let table = dispatcher(&db, Mode::ORDERED).await;
     let (store, node) = (table.store(), table.dispatcher_source());
     write_to(&table, &["1", "2"].map(|id| of_key(id, "k"))).await;
@@ -101,7 +105,7 @@ async fn what_waits_behind_a_purged_dead_head_goes_on<H: Database>(db: H) {
     assert_eq!(claimed_ids(&claim(&node, 10).await), ["2"]);
 }
 
-async fn an_unordered_event_waits_for_nobody<H: Harness>(db: H) {
+async fn an_event_without_a_key_waits_for_no_other_event<H: Harness>(db: H) {
     write(&writer(&db).await, &["1", "2"].map(named)).await;
     let node = node(&db, Mode::ORDERED).await;
     assert_eq!(claimed_ids(&claim(&node, 1).await), ["1"]);
@@ -111,10 +115,10 @@ async fn an_unordered_event_waits_for_nobody<H: Harness>(db: H) {
 const KEYS: u32 = 20;
 const EVENTS: u32 = 100;
 
-/// What was delivered of each key, in order, with repetitions.
+/// The numbers of the delivered events of each key, in order, with repetitions.
 type Delivered = Arc<Mutex<HashMap<String, Vec<u32>>>>;
 
-/// Delivers as a relay would: the items of a key one after the other, and nothing of it after a failure.
+/// Delivers as a relay does: the items of a key one after the other, and no further item of the key after a failure.
 async fn drain<S: Store>(node: OutboxSource<S>, delivered: Delivered, chance: u64) {
     let mut chance = fastrand::Rng::with_seed(chance);
     loop {
@@ -141,7 +145,7 @@ async fn drain<S: Store>(node: OutboxSource<S>, delivered: Delivered, chance: u6
                 settled.push((claimed, Disposition::Done));
             }
         }
-        // A row that somebody has locked at that moment is settled again, as a relay does.
+        // A row that another statement has locked at that moment is settled again, as a relay does.
         while !settled.is_empty() {
             let mut answers = settle_all(&node, &settled).await.into_iter();
             settled.retain(|_| answers.next() == Some(Settled::Locked));
@@ -162,12 +166,12 @@ async fn three_nodes_keep_the_order<H: Harness>(db: &H) {
         write_to(&table, &(0..KEYS).map(event).collect::<Vec<_>>()).await;
     }
     for node in nodes {
-        tokio::time::timeout(2 * PATIENCE, node).await.expect("nobody waits for ever").unwrap();
+        tokio::time::timeout(2 * PATIENCE, node).await.expect("every node ends").unwrap();
     }
     let delivered = std::mem::take(&mut *delivered.lock().unwrap());
     assert_eq!(delivered.len(), KEYS as usize);
     for (key, numbers) in &delivered {
-        assert_eq!(*numbers, (0..EVENTS).collect::<Vec<_>>(), "of {key}");
+        assert_eq!(*numbers, (0..EVENTS).collect::<Vec<_>>(), "order of {key}");
     }
 }
 

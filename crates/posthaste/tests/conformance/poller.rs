@@ -1,4 +1,4 @@
-//! G: how the table is asked.
+//! G: how the table is polled.
 
 use std::time::Duration;
 
@@ -7,36 +7,36 @@ use posthaste::{Delay, Event, Listeners, Mode, Outbox, OutboxBuilder, OutboxStat
 use posthaste_core::outbox::Store;
 
 use crate::harness::{
-    Book, Calls, Gate, HOUR, Harness, Meters, Tamper, Watched, WatchedPool, all_done, events, on_every_store, outbox,
-    row, row_when, until, watched, write, writer,
+    CallLog, Calls, Gate, HOUR, Harness, Metrics, Tamper, Watched, WatchedPool, all_done, events, on_every_store,
+    outbox, row, row_when, until, watched, write, writer,
 };
 
 on_every_store! {
-    g1_the_table_is_asked_from_time_to_time_until_close,
-    g2_without_room_the_table_is_not_asked,
-    g3_a_claim_asks_for_what_there_is_room_for,
-    g4_what_there_is_no_room_for_stays_unclaimed,
-    g5_what_is_too_young_is_left_alone,
-    g6_a_row_that_is_no_event_goes_dead_and_stops_nobody,
+    g1_the_table_is_polled_until_close,
+    g2_a_full_queue_stops_polling,
+    g3_a_claim_is_limited_by_batch_size_and_free_queue_space,
+    g4_rows_beyond_the_queue_limit_stay_unclaimed,
+    g5_rows_younger_than_skip_recent_are_not_claimed,
+    g6_an_undecodable_row_goes_dead_and_the_others_are_delivered,
     g7_headers_are_read_as_they_were_written,
-    g8_an_event_that_was_polled_has_its_own_times,
-    g10_every_claim_has_a_name_of_its_own,
-    g10_a_claim_that_was_made_is_not_lost_by_an_error_after_it,
-    g11_the_lag_is_that_of_the_oldest_due_event,
-    g12_a_failing_claim_does_not_end_the_schedule,
+    g8_a_polled_event_keeps_its_times,
+    g10_every_claim_has_its_own_claim_id,
+    g10_an_error_after_a_claim_does_not_lose_its_rows,
+    g11_the_lag_is_the_age_of_the_oldest_due_event,
+    g12_polling_continues_after_a_failed_claim,
 }
 
 const SOON: Duration = Duration::from_millis(20);
 
 type Builder<H> = OutboxBuilder<WatchedPool<<H as Harness>::Pool>, Watched<<H as Harness>::Store>>;
 
-/// A dispatcher that asks often, over a store that keeps book.
-async fn polling<H: Harness>(db: &H, listeners: Listeners) -> (Builder<H>, Book) {
-    let (pool, book) = watched(db).await;
-    (Outbox::new(pool).listeners(listeners).poll_interval(SOON), book)
+/// A dispatcher that polls often, on a store that logs its calls.
+async fn polling<H: Harness>(db: &H, listeners: Listeners) -> (Builder<H>, CallLog) {
+    let (pool, call_log) = watched(db).await;
+    (Outbox::new(pool).listeners(listeners).poll_interval(SOON), call_log)
 }
 
-/// Lets time pass in which something must not happen.
+/// Sleeps for several poll intervals, to show that something does not happen.
 async fn some_polls() {
     tokio::time::sleep(SOON * 6).await;
 }
@@ -49,58 +49,58 @@ async fn locked<S: Store>(outbox: &Outbox<S>, ids: &[String]) -> Vec<bool> {
     locked
 }
 
-async fn g1_the_table_is_asked_from_time_to_time_until_close<H: Harness>(db: H) {
+async fn g1_the_table_is_polled_until_close<H: Harness>(db: H) {
     let calls = Calls::default();
-    let (builder, book) = polling(&db, calls.listeners()).await;
+    let (builder, call_log) = polling(&db, calls.listeners()).await;
     let dispatcher = builder.start().await.unwrap();
-    until("it asks again and again", async || book.calls("claim").len() >= 5).await;
+    until("the table is polled repeatedly", async || call_log.calls("claim").len() >= 5).await;
     dispatcher.close().await;
     dispatcher.close().await;
-    let asked = book.calls("claim").len();
+    let asked = call_log.calls("claim").len();
     let ids = write(&dispatcher, &events(1)).await;
     dispatcher.committed();
     some_polls().await;
-    assert_eq!((book.calls("claim").len(), calls.len()), (asked, 0), "not after its end");
+    assert_eq!((call_log.calls("claim").len(), calls.len()), (asked, 0), "no poll after close");
     assert_eq!(row(&dispatcher, &ids[0]).await.status, OutboxStatus::New);
-    // By hand, where the next time is far.
-    let (builder, book) = polling(&db, calls.listeners()).await;
+    // committed() triggers a poll long before the next interval ends.
+    let (builder, call_log) = polling(&db, calls.listeners()).await;
     let dispatcher = builder.poll_interval(HOUR).start().await.unwrap();
     all_done(&dispatcher, &ids).await;
-    let asked = book.calls("claim").len();
+    let asked = call_log.calls("claim").len();
     dispatcher.committed();
-    until("it asks when it is told to", async || book.calls("claim").len() > asked).await;
+    until("committed() polls at once", async || call_log.calls("claim").len() > asked).await;
     dispatcher.close().await;
 }
 
-async fn g2_without_room_the_table_is_not_asked<H: Harness>(db: H) {
+async fn g2_a_full_queue_stops_polling<H: Harness>(db: H) {
     let (calls, gate) = (Calls::default(), Gate::closed());
     let ids = write(&writer(&db).await, &events(3)).await;
-    let (builder, book) = polling(&db, calls.gated_listeners(&gate)).await;
+    let (builder, call_log) = polling(&db, calls.gated_listeners(&gate)).await;
     let settings = Settings { workers: 1, cold_queue: 1, poll_interval: Some(SOON), ..Settings::default() };
     let outbox = builder.settings(settings).start().await.unwrap();
     calls.wait_for(1).await;
-    let asked = book.calls("claim").len();
+    let asked = call_log.calls("claim").len();
     some_polls().await;
     outbox.committed();
     some_polls().await;
-    assert_eq!((book.calls("claim").len(), calls.len()), (asked, 1));
+    assert_eq!((call_log.calls("claim").len(), calls.len()), (asked, 1));
     gate.open();
     all_done(&outbox, &ids).await;
     outbox.close().await;
     assert_eq!(calls.ids(), ids);
 }
 
-async fn g3_a_claim_asks_for_what_there_is_room_for<H: Harness>(db: H) {
+async fn g3_a_claim_is_limited_by_batch_size_and_free_queue_space<H: Harness>(db: H) {
     for (batch_size, cold_queue, asked) in [(500, 2, 2), (3, 1_000, 3)] {
         let (calls, gate) = (Calls::default(), Gate::closed());
         let table = format!("g3_{batch_size}");
         let builder = Outbox::new(db.pool().await).mode(Mode::WriterOnly).table(&table);
         let ids = write(&builder.start().await.unwrap(), &events(3)).await;
-        let (builder, book) = polling(&db, calls.gated_listeners(&gate)).await;
+        let (builder, call_log) = polling(&db, calls.gated_listeners(&gate)).await;
         let settings = Settings { batch_size, cold_queue, mode: Mode::MultiNode, ..Settings::default() };
         let outbox = builder.settings(settings).table(&table).start().await.unwrap();
         calls.wait_for(asked.min(3)).await;
-        assert_eq!(book.calls("claim")[0], asked);
+        assert_eq!(call_log.calls("claim")[0], asked);
         if asked == 2 {
             assert_eq!(locked(&outbox, &ids).await, [true, true, false]);
         }
@@ -111,7 +111,7 @@ async fn g3_a_claim_asks_for_what_there_is_room_for<H: Harness>(db: H) {
     }
 }
 
-async fn g4_what_there_is_no_room_for_stays_unclaimed<H: Harness>(db: H) {
+async fn g4_rows_beyond_the_queue_limit_stay_unclaimed<H: Harness>(db: H) {
     let (calls, gate) = (Calls::default(), Gate::closed());
     let ids = write(&writer(&db).await, &events(5)).await;
     let (builder, _) = polling(&db, calls.gated_listeners(&gate)).await;
@@ -127,24 +127,24 @@ async fn g4_what_there_is_no_room_for_stays_unclaimed<H: Harness>(db: H) {
     assert_eq!(calls.counts(), ids.into_iter().map(|id| (id, 1)).collect());
 }
 
-async fn g5_what_is_too_young_is_left_alone<H: Harness>(db: H) {
-    let (calls, meters) = (Calls::default(), Meters::default());
+async fn g5_rows_younger_than_skip_recent_are_not_claimed<H: Harness>(db: H) {
+    let (calls, metrics) = (Calls::default(), Metrics::default());
     let ids = write(&writer(&db).await, &events(1)).await;
-    let (builder, book) = polling(&db, calls.listeners()).await;
+    let (builder, call_log) = polling(&db, calls.listeners()).await;
     let settings = Settings { skip_recent: HOUR, poll_interval: Some(SOON), ..Settings::default() };
-    let listening = meters.listening();
+    let listening = metrics.listening();
     let outbox = builder.settings(settings).start().await.unwrap();
     drop(listening);
-    until("it has asked", async || book.calls("claim").len() >= 3).await;
+    until("the table was polled", async || call_log.calls("claim").len() >= 3).await;
     assert_eq!(row(&outbox, &ids[0]).await.status, OutboxStatus::New);
-    assert_eq!((meters.counter("posthaste_enqueue_cold_total"), calls.len()), (0, 0));
+    assert_eq!((metrics.counter("posthaste_enqueue_cold_total"), calls.len()), (0, 0));
     db.tamper(Tamper::Age { event_id: &ids[0], by: HOUR }).await;
     all_done(&outbox, &ids).await;
     outbox.close().await;
-    assert_eq!(meters.counter("posthaste_enqueue_cold_total"), 1);
+    assert_eq!(metrics.counter("posthaste_enqueue_cold_total"), 1);
 }
 
-async fn g6_a_row_that_is_no_event_goes_dead_and_stops_nobody<H: Harness>(db: H) {
+async fn g6_an_undecodable_row_goes_dead_and_the_others_are_delivered<H: Harness>(db: H) {
     drop(db);
     for mode in [Mode::SingleNode, Mode::MultiNode] {
         let db = H::start().await;
@@ -171,10 +171,10 @@ async fn g7_headers_are_read_as_they_were_written<H: Harness>(db: H) {
     outbox.close().await;
     let delivered = &calls.events()[0];
     assert_eq!(delivered.headers(), event.headers());
-    assert_eq!(delivered.header("trace-id"), Some("é \"1\"\n"), "a name however it is spelt");
+    assert_eq!(delivered.header("trace-id"), Some("é \"1\"\n"), "header names ignore case");
 }
 
-async fn g8_an_event_that_was_polled_has_its_own_times<H: Harness>(db: H) {
+async fn g8_a_polled_event_keeps_its_times<H: Harness>(db: H) {
     drop(db);
     for mode in [Mode::SingleNode, Mode::MultiNode] {
         let db = H::start().await;
@@ -197,7 +197,7 @@ async fn g8_an_event_that_was_polled_has_its_own_times<H: Harness>(db: H) {
 }
 
 #[tokio::test]
-async fn g9_settings_that_make_no_sense_are_refused() {
+async fn g9_invalid_settings_are_refused() {
     for (name, settings) in [
         ("batch_size", Settings { batch_size: 0, ..Settings::default() }),
         ("poll_interval", Settings { poll_interval: Some(Duration::ZERO), ..Settings::default() }),
@@ -210,7 +210,7 @@ async fn g9_settings_that_make_no_sense_are_refused() {
     }
 }
 
-async fn g10_every_claim_has_a_name_of_its_own<H: Harness>(db: H) {
+async fn g10_every_claim_has_its_own_claim_id<H: Harness>(db: H) {
     let (calls, gate) = (Calls::default(), Gate::closed());
     let mut owners = Vec::new();
     let mut nodes = Vec::new();
@@ -231,49 +231,49 @@ async fn g10_every_claim_has_a_name_of_its_own<H: Harness>(db: H) {
     assert_eq!(calls.len(), 2);
 }
 
-async fn g10_a_claim_that_was_made_is_not_lost_by_an_error_after_it<H: Harness>(db: H) {
+async fn g10_an_error_after_a_claim_does_not_lose_its_rows<H: Harness>(db: H) {
     let calls = Calls::default();
     let ids = write(&writer(&db).await, &events(3)).await;
-    let (builder, book) = polling(&db, calls.listeners()).await;
-    book.refuse("next_due", 1);
+    let (builder, call_log) = polling(&db, calls.listeners()).await;
+    call_log.refuse("next_due", 1);
     let outbox = builder.mode(Mode::MultiNode).start().await.unwrap();
     all_done(&outbox, &ids).await;
     outbox.close().await;
-    assert_eq!((calls.len(), book.refusals("next_due")), (3, 0));
+    assert_eq!((calls.len(), call_log.refusals("next_due")), (3, 0));
 }
 
-async fn g11_the_lag_is_that_of_the_oldest_due_event<H: Harness>(db: H) {
-    let (calls, gate, meters) = (Calls::default(), Gate::closed(), Meters::default());
-    let (builder, book) = polling(&db, calls.gated_listeners(&gate)).await;
-    let listening = meters.listening();
+async fn g11_the_lag_is_the_age_of_the_oldest_due_event<H: Harness>(db: H) {
+    let (calls, gate, metrics) = (Calls::default(), Gate::closed(), Metrics::default());
+    let (builder, call_log) = polling(&db, calls.gated_listeners(&gate)).await;
+    let listening = metrics.listening();
     let outbox = builder.start().await.unwrap();
     drop(listening);
-    let lag = || meters.gauge("posthaste_lag_oldest_ms").unwrap();
-    until("it is measured", async || book.calls("oldest_due").len() > 1).await;
-    assert_eq!(lag(), 0.0, "nothing waits");
+    let lag = || metrics.gauge("posthaste_lag_oldest_ms").unwrap();
+    until("the lag is measured", async || call_log.calls("oldest_due").len() > 1).await;
+    assert_eq!(lag(), 0.0, "no event is due");
     let delayed = Event::text("t", "{}").deliver_after(HOUR).build().unwrap();
     let ids = write(&outbox, &[delayed, crate::harness::event()]).await;
-    until("it grows", async || lag() > 100.0).await;
-    book.refuse("oldest_due", usize::MAX);
-    let refused = book.calls("oldest_due").len();
-    until("it was refused", async || book.calls("oldest_due").len() > refused + 1).await;
+    until("the lag grows", async || lag() > 100.0).await;
+    call_log.refuse("oldest_due", usize::MAX);
+    let refused = call_log.calls("oldest_due").len();
+    until("the query was refused", async || call_log.calls("oldest_due").len() > refused + 1).await;
     let known = lag();
     some_polls().await;
-    assert!(known > 0.0 && lag() == known, "what was known stays");
-    book.refuse("oldest_due", 0);
+    assert!(known > 0.0 && lag() == known, "the last known lag stays");
+    call_log.refuse("oldest_due", 0);
     gate.open();
     all_done(&outbox, &ids[1..]).await;
     until("nothing is due", async || lag() == 0.0).await;
     outbox.close().await;
 }
 
-async fn g12_a_failing_claim_does_not_end_the_schedule<H: Harness>(db: H) {
+async fn g12_polling_continues_after_a_failed_claim<H: Harness>(db: H) {
     let calls = Calls::default();
     let ids = write(&writer(&db).await, &events(1)).await;
-    let (builder, book) = polling(&db, calls.listeners()).await;
-    book.refuse("claim", 3);
+    let (builder, call_log) = polling(&db, calls.listeners()).await;
+    call_log.refuse("claim", 3);
     let outbox = builder.start().await.unwrap();
     all_done(&outbox, &ids).await;
     outbox.close().await;
-    assert_eq!((calls.ids(), book.refusals("claim")), (ids, 0));
+    assert_eq!((calls.ids(), call_log.refusals("claim")), (ids, 0));
 }

@@ -1,4 +1,4 @@
-//! M: how long finished events are kept.
+//! M: purging of old events.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use crate::harness::{
 };
 
 on_every_store! {
-    m1_finished_events_go_by_the_time_of_their_end,
-    m2_everything_goes_by_the_time_of_its_insert,
-    m3_a_purge_has_a_limit_and_counts,
-    m4_purging_goes_on_batch_by_batch_and_from_time_to_time,
+    m1_finished_events_are_purged_by_the_time_they_finished,
+    m2_all_events_can_be_purged_by_insert_time,
+    m3_a_purge_keeps_its_limit_and_returns_its_count,
+    m4_purging_runs_periodically_in_batches,
 }
 
-/// One of each status: new, done, retry, dead.
+/// Writes four events, one of each status: new, done, retry, dead.
 async fn one_of_each<H: Harness>(db: &H, outbox: &Outbox<Watched<H::Store>>) -> Vec<String> {
     let ids = write(outbox, &events(4)).await;
     let node = node(db, Mode::SingleNode).await;
@@ -32,11 +32,11 @@ async fn one_of_each<H: Harness>(db: &H, outbox: &Outbox<Watched<H::Store>>) -> 
     ids
 }
 
-/// A writer that keeps what it is told to, and whose first purge of this many statements is over.
+/// A writer with this retention that has executed at least this many purge statements.
 async fn keeping<H: Harness>(db: &H, retention: Retention, statements: usize) -> Outbox<Watched<H::Store>> {
-    let (pool, book) = watched(db).await;
+    let (pool, call_log) = watched(db).await;
     let outbox = Outbox::new(pool).mode(Mode::WriterOnly).purge(retention).start().await.unwrap();
-    until("it has purged", async || book.calls("purge").len() >= statements).await;
+    until("the first purge is over", async || call_log.calls("purge").len() >= statements).await;
     outbox
 }
 
@@ -48,11 +48,11 @@ async fn left<S: Store>(outbox: &Outbox<S>, ids: &[String]) -> Vec<OutboxStatus>
     left
 }
 
-async fn m1_finished_events_go_by_the_time_of_their_end<H: Harness>(db: H) {
+async fn m1_finished_events_are_purged_by_the_time_they_finished<H: Harness>(db: H) {
     let keep = Retention { done: Some(DAY), dead: Some(2 * DAY), ..Retention::default() };
     let outbox = keeping(&db, keep, 2).await;
     use OutboxStatus::{Dead, Done, New, Retry};
-    // Written long ago and finished just now.
+    // This event was written long ago and finished just now.
     let first = write(&outbox, &events(1)).await;
     db.tamper(Tamper::Age { event_id: &first[0], by: 100 * DAY }).await;
     let node = node(&db, Mode::SingleNode).await;
@@ -69,12 +69,12 @@ async fn m1_finished_events_go_by_the_time_of_their_end<H: Harness>(db: H) {
         db.tamper(Tamper::Age { event_id: id, by: DAY }).await;
     }
     assert_eq!(outbox.purge().await.unwrap(), 1);
-    assert_eq!(left(&outbox, &ids).await, [New, Retry], "what is pending never goes");
+    assert_eq!(left(&outbox, &ids).await, [New, Retry], "pending events are never purged");
     assert_eq!(left(&outbox, &first).await, [Done]);
     outbox.close().await;
 }
 
-async fn m2_everything_goes_by_the_time_of_its_insert<H: Harness>(db: H) {
+async fn m2_all_events_can_be_purged_by_insert_time<H: Harness>(db: H) {
     let keep = Retention { done: None, everything: Some(DAY), ..Retention::default() };
     let outbox = keeping(&db, keep, 1).await;
     let ids = one_of_each(&db, &outbox).await;
@@ -82,12 +82,12 @@ async fn m2_everything_goes_by_the_time_of_its_insert<H: Harness>(db: H) {
     for id in &ids[..3] {
         db.tamper(Tamper::Age { event_id: id, by: DAY }).await;
     }
-    assert_eq!(outbox.purge().await.unwrap(), 3, "new, done and to be tried again");
-    assert_eq!(left(&outbox, &ids).await, [OutboxStatus::Dead], "the young one");
+    assert_eq!(outbox.purge().await.unwrap(), 3, "the new, the done and the retried event");
+    assert_eq!(left(&outbox, &ids).await, [OutboxStatus::Dead], "the young event");
     outbox.close().await;
 }
 
-async fn m3_a_purge_has_a_limit_and_counts<H: Harness>(db: H) {
+async fn m3_a_purge_keeps_its_limit_and_returns_its_count<H: Harness>(db: H) {
     let name = TableName::new("purged").unwrap();
     let calls = Calls::default();
     let outbox = outbox(&db, &calls, |builder| builder.table("purged")).await;
@@ -103,7 +103,7 @@ async fn m3_a_purge_has_a_limit_and_counts<H: Harness>(db: H) {
     assert!(TableName::new("purged; DROP TABLE x").is_err());
 }
 
-async fn m4_purging_goes_on_batch_by_batch_and_from_time_to_time<H: Harness>(db: H) {
+async fn m4_purging_runs_periodically_in_batches<H: Harness>(db: H) {
     let calls = Calls::default();
     let dispatcher = outbox(&db, &calls, |builder| builder).await;
     let events: Vec<Event> = events(1_500);
@@ -111,29 +111,29 @@ async fn m4_purging_goes_on_batch_by_batch_and_from_time_to_time<H: Harness>(db:
     until("all are done", async || dispatcher.table().store().oldest_due().await.unwrap().is_none()).await;
     dispatcher.close().await;
 
-    let (pool, book) = watched(&db).await;
+    let (pool, call_log) = watched(&db).await;
     let keep = Retention { done: Some(Duration::ZERO), interval: Duration::from_millis(50), ..Retention::default() };
     let outbox = Outbox::new(pool).mode(Mode::WriterOnly).purge(keep).start().await.unwrap();
-    until("it has come again", async || book.calls("purge").len() >= 5).await;
+    until("the purge ran again", async || call_log.calls("purge").len() >= 5).await;
     outbox.close().await;
-    assert!(book.calls("purge").iter().all(|limit| *limit == 500), "{:?}", book.calls("purge"));
+    assert!(call_log.calls("purge").iter().all(|limit| *limit == 500), "{:?}", call_log.calls("purge"));
     let writer = writer(&db).await;
     for event in [&events[0], &events[749], &events[1_499]] {
         assert!(writer.find(event.id()).await.unwrap().is_none());
     }
     assert!(row(&writer, &write(&writer, &crate::harness::events(1)).await[0]).await.done_at.is_none());
 
-    // A failing time does not end the schedule.
-    let (pool, book) = watched(&db).await;
+    // A failed purge does not end the schedule.
+    let (pool, call_log) = watched(&db).await;
     let keep = Retention { interval: Duration::from_millis(10), ..Retention::default() };
-    book.refuse("purge", 2);
+    call_log.refuse("purge", 2);
     let outbox = Outbox::new(pool).mode(Mode::WriterOnly).purge(keep).start().await.unwrap();
-    until("it goes on", async || book.calls("purge").len() >= 4).await;
+    until("the purge runs again after a failure", async || call_log.calls("purge").len() >= 4).await;
     outbox.close().await;
 }
 
 #[tokio::test]
-async fn m4_a_retention_has_defaults_and_makes_sense() {
+async fn m4_a_retention_has_defaults_and_is_validated() {
     let defaults = Retention::default();
     assert_eq!((defaults.done, defaults.dead, defaults.everything), (Some(7 * DAY), None, None));
     assert_eq!((defaults.batch_size, defaults.interval), (500, Duration::from_secs(3_600)));

@@ -1,4 +1,4 @@
-//! D, E: what a store keeps of an event, and what a settlement makes of it.
+//! D, E: how a store keeps an event, and how a settlement changes its row.
 
 use std::time::Duration;
 
@@ -12,31 +12,31 @@ use posthaste_core::outbox::{OperatorStore, Purge, Store};
 use posthaste_core::{Disposition, Settled};
 
 use crate::harness::{
-    Database, HOUR, Harness, MODES, Marks, claim, dispatcher, event, events, failure, node, on_every_database,
+    Database, HOUR, Harness, MODES, RowSettler, claim, dispatcher, event, events, failure, node, on_every_database,
     on_every_store, retry, row, settle, snooze, write, write_to, writer,
 };
 
 on_every_store! {
-    d1_a_new_row_holds_what_was_written_and_the_databases_time,
+    d1_a_new_row_has_the_event_and_the_databases_time,
     d3_a_large_batch_is_stored_whole_and_in_order,
-    d4_a_table_may_have_another_name,
+    d4_the_table_name_can_be_chosen,
     d6_a_payload_is_kept_byte_for_byte,
-    e1_done_is_recorded_once,
-    e2_a_counted_retry_counts_and_waits,
-    e3_dead_keeps_its_error,
-    e4_a_snooze_is_new_again_and_not_counted,
-    e5_what_is_finished_stays_as_it_is,
-    e6_a_long_error_is_cut,
+    e1_done_is_settled_once,
+    e2_a_counted_retry_adds_an_attempt_and_waits,
+    e3_a_dead_row_keeps_its_error,
+    e4_a_snoozed_row_is_new_again_and_not_counted,
+    e5_a_finished_row_never_changes,
+    e6_a_long_error_is_truncated,
     e7_every_mode_of_every_store_can_snooze,
-    e8_a_row_that_is_gone_is_no_longer_ours,
+    e8_settling_a_deleted_row_is_a_lost_lease,
 }
 
 on_every_database! {
-    d1_a_plain_insert_of_another_program_is_an_event,
-    d2_no_headers_are_null_and_headers_are_a_json_object,
+    d1_a_plain_sql_insert_is_an_event,
+    d2_headers_are_null_or_a_json_object,
 }
 
-fn now_and_then(wait: Duration) -> DateTime<Utc> {
+fn now_plus(wait: Duration) -> DateTime<Utc> {
     Utc::now() + wait
 }
 
@@ -45,7 +45,7 @@ pub fn is_about(time: DateTime<Utc>, expected: DateTime<Utc>) -> bool {
     (time - expected).abs() < TimeDelta::seconds(10)
 }
 
-/// Everything that can be set, with a time that every database can keep.
+/// An event with all fields, and a time that every database can store exactly.
 fn full(payload: &str) -> EventBuilder {
     Event::text("order.placed", payload)
         .aggregate("order", 7)
@@ -63,7 +63,7 @@ pub fn full_event(payload: &str) -> Event {
     full(payload).build().unwrap()
 }
 
-async fn d1_a_new_row_holds_what_was_written_and_the_databases_time<H: Harness>(db: H) {
+async fn d1_a_new_row_has_the_event_and_the_databases_time<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let written = full_event("{}");
     write(&outbox, std::slice::from_ref(&written)).await;
@@ -82,7 +82,7 @@ async fn d1_a_new_row_holds_what_was_written_and_the_databases_time<H: Harness>(
     assert_eq!(stored.available_at - stored.created_at, TimeDelta::hours(1), "from the database's own clock");
 }
 
-async fn d1_a_plain_insert_of_another_program_is_an_event<H: Database>(db: H) {
+async fn d1_a_plain_sql_insert_is_an_event<H: Database>(db: H) {
     let outbox = writer(&db).await;
     db.execute("INSERT INTO outbox_event (event_type, payload) VALUES ('t', '{\"by\": \"hand\"}')").await;
     let node = node(&db, Mode::SingleNode).await;
@@ -95,7 +95,7 @@ async fn d1_a_plain_insert_of_another_program_is_an_event<H: Database>(db: H) {
     assert!(is_about(row.created_at, Utc::now()) && is_about(row.available_at, Utc::now()));
 }
 
-async fn d2_no_headers_are_null_and_headers_are_a_json_object<H: Database>(db: H) {
+async fn d2_headers_are_null_or_a_json_object<H: Database>(db: H) {
     let outbox = writer(&db).await;
     let with = Event::text("t", "{}").header("b", "2").header("a", "1").build().unwrap();
     let (with, without) = (with.id().to_owned(), write(&outbox, &[with, event()]).await.remove(1));
@@ -123,14 +123,14 @@ async fn d3_a_large_batch_is_stored_whole_and_in_order<H: Harness>(db: H) {
     }
 }
 
-async fn d4_a_table_may_have_another_name<H: Harness>(db: H) {
+async fn d4_the_table_name_can_be_chosen<H: Harness>(db: H) {
     for name in ["_orders2", "Outbox"] {
         let builder = posthaste::Outbox::new(db.pool().await).mode(Mode::WriterOnly).table(name);
         let outbox = builder.start().await.unwrap();
         assert_eq!(outbox.table().store().table().as_str(), name);
         let ids = write(&outbox, &events(1)).await;
         assert!(outbox.find(&ids[0]).await.unwrap().is_some());
-        assert!(writer(&db).await.find(&ids[0]).await.unwrap().is_none(), "not in the other table");
+        assert!(writer(&db).await.find(&ids[0]).await.unwrap().is_none(), "the event is not in the default table");
     }
     assert_eq!(TableName::default().as_str(), "outbox_event");
     for bad in ["", "1x", "a b", "a;drop", "a\"b", "a.b", "a-b", "é"] {
@@ -141,7 +141,7 @@ async fn d4_a_table_may_have_another_name<H: Harness>(db: H) {
 }
 
 #[test]
-fn d5_a_url_tells_the_kind_of_database() {
+fn d5_the_url_scheme_selects_the_database() {
     for (url, kind) in [
         ("postgres://h/d", DatabaseKind::Postgres),
         ("POSTGRESQL://h/d", DatabaseKind::Postgres),
@@ -172,7 +172,7 @@ const TEXTS: [&str; 10] = [
     "a\0b",
 ];
 
-/// Awkward texts, awkward bytes, and last an event with all its fields.
+/// Events with awkward texts, then with awkward bytes, and last an event with all fields.
 fn awkward() -> Vec<Event> {
     let texts = TEXTS.map(|text| Event::text("t", text));
     let all_bytes: Vec<u8> = (0..=255).collect();
@@ -203,7 +203,7 @@ async fn d6_a_payload_is_kept_byte_for_byte<H: Harness>(db: H) {
     }
 }
 
-async fn e1_done_is_recorded_once<H: Harness>(db: H) {
+async fn e1_done_is_settled_once<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let ids = write(&outbox, &events(1)).await;
     let node = node(&db, Mode::MultiNode).await;
@@ -216,7 +216,7 @@ async fn e1_done_is_recorded_once<H: Harness>(db: H) {
     assert_eq!(row(&outbox, &ids[0]).await.done_at, done.done_at);
 }
 
-async fn e2_a_counted_retry_counts_and_waits<H: Harness>(db: H) {
+async fn e2_a_counted_retry_adds_an_attempt_and_waits<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let ids = write(&outbox, &events(1)).await;
     let node = node(&db, Mode::MultiNode).await;
@@ -229,11 +229,11 @@ async fn e2_a_counted_retry_counts_and_waits<H: Harness>(db: H) {
     let row = row(&outbox, &ids[0]).await;
     assert_eq!((row.status, row.attempts, row.locked_by, row.done_at), (OutboxStatus::Retry, 2, None, None));
     assert_eq!(row.last_error.as_deref(), Some("503: down"));
-    assert!(is_about(row.available_at, now_and_then(HOUR)));
+    assert!(is_about(row.available_at, now_plus(HOUR)));
     assert!(claim(&node, 1).await.is_empty());
 }
 
-async fn e3_dead_keeps_its_error<H: Harness>(db: H) {
+async fn e3_a_dead_row_keeps_its_error<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let ids = write(&outbox, &events(1)).await;
     let node = node(&db, Mode::MultiNode).await;
@@ -248,7 +248,7 @@ async fn e3_dead_keeps_its_error<H: Harness>(db: H) {
     assert!(claim(&node, 1).await.is_empty());
 }
 
-async fn e4_a_snooze_is_new_again_and_not_counted<H: Harness>(db: H) {
+async fn e4_a_snoozed_row_is_new_again_and_not_counted<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let ids = write(&outbox, &events(1)).await;
     let node = node(&db, Mode::MultiNode).await;
@@ -258,27 +258,27 @@ async fn e4_a_snooze_is_new_again_and_not_counted<H: Harness>(db: H) {
     assert_eq!(settle(&node, &claimed[0], snooze(HOUR)).await, Settled::Applied);
     let snoozed = row(&outbox, &ids[0]).await;
     assert_eq!((snoozed.status, snoozed.attempts, snoozed.locked_by), (OutboxStatus::New, 1, None));
-    assert!(is_about(snoozed.available_at, now_and_then(HOUR)));
+    assert!(is_about(snoozed.available_at, now_plus(HOUR)));
 }
 
-async fn e5_what_is_finished_stays_as_it_is<H: Harness>(db: H) {
+async fn e5_a_finished_row_never_changes<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let ids = write(&outbox, &events(2)).await;
-    let marks = Marks::of(&db).await;
+    let settler = RowSettler::of(&db).await;
     let all = [Disposition::Done, retry(HOUR), snooze(HOUR), Disposition::Dead(failure())];
     for (id, end) in ids.iter().zip([Disposition::Done, Disposition::Dead(Failure::permanent("410", "gone"))]) {
         let seq = row(&outbox, id).await.seq;
-        assert!(marks.mark(seq, &end).await);
+        assert!(settler.settle(seq, &end).await);
         let finished = row(&outbox, id).await;
         for disposition in &all {
-            assert!(!marks.mark(seq, disposition).await, "{disposition:?} after {end:?}");
+            assert!(!settler.settle(seq, disposition).await, "{disposition:?} after {end:?}");
         }
         let still = row(&outbox, id).await;
         assert_eq!(format!("{still:?}"), format!("{finished:?}"));
     }
 }
 
-async fn e6_a_long_error_is_cut<H: Harness>(db: H) {
+async fn e6_a_long_error_is_truncated<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let ids = write(&outbox, &events(2)).await;
     let node = node(&db, Mode::SingleNode).await;
@@ -310,7 +310,7 @@ async fn e7_every_mode_of_every_store_can_snooze<H: Harness>(db: H) {
     }
 }
 
-async fn e8_a_row_that_is_gone_is_no_longer_ours<H: Harness>(db: H) {
+async fn e8_settling_a_deleted_row_is_a_lost_lease<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let ids = write(&outbox, &events(1)).await;
     let node = node(&db, Mode::MultiNode).await;

@@ -1,4 +1,4 @@
-//! A table and the processes that read it: who owns it, who is woken, and what it makes of rows that others wrote.
+//! A table and the processes that read it: its ownership, their wakeups, and rows that other programs wrote.
 
 use std::time::{Duration, Instant};
 
@@ -16,22 +16,22 @@ use crate::harness::{
 
 on_every_store! {
     a_table_has_one_kind_of_reader_and_one_mode,
-    ownership_goes_over_when_it_is_given_up,
-    a_source_that_was_dropped_does_not_keep_the_others_from_closing,
-    channels_share_one_table_and_find_each_other,
-    who_writes_or_commits_wakes_who_reads,
-    what_a_standby_writes_is_delivered_soon,
-    what_is_young_is_left_alone_where_that_is_asked_for,
+    ownership_passes_on_when_it_is_released,
+    a_dropped_source_does_not_block_the_release_of_ownership,
+    channels_share_one_table_and_discover_pending_types,
+    a_write_or_a_commit_wakes_the_readers,
+    an_event_written_by_a_standby_is_delivered_soon,
+    skip_recent_leaves_young_rows_unclaimed,
 }
 
 on_every_database! {
-    what_cannot_be_read_goes_dead_and_stops_nobody,
-    a_claim_takes_sixteen_mebibytes_and_says_that_there_is_more,
-    what_is_recorded_is_what_an_operator_reads,
+    undecodable_rows_go_dead_and_the_others_are_claimed,
+    a_claim_stops_at_sixteen_mebibytes_and_reports_more,
+    an_operator_reads_the_outcome_of_every_settlement,
 }
 
 on_every_server! {
-    a_drain_finds_what_was_committed_behind_it,
+    a_drain_finds_rows_committed_behind_its_cursor,
 }
 
 fn of_type(id: &str, event_type: &str) -> Event {
@@ -58,37 +58,37 @@ async fn a_table_has_one_kind_of_reader_and_one_mode<H: Harness>(db: H) {
     assert!(open(TableName::new("hub_event").unwrap(), Reader::Channels, Mode::SingleNode).await.is_none());
 }
 
-async fn ownership_goes_over_when_it_is_given_up<H: Harness>(db: H) {
+async fn ownership_passes_on_when_it_is_released<H: Harness>(db: H) {
     let (one, other) = (channels(&db, Mode::SingleNode).await, channels(&db, Mode::SingleNode).await);
     write_to(&one, &[of_type("1", "a"), of_type("2", "b")]).await;
     let (a, b) = (one.channel_source("a"), one.channel_source("b"));
-    let held = claim(&a, 10).await.remove(0);
+    let claimed = claim(&a, 10).await.remove(0);
     let second = other.channel_source("a");
     let waiting = second.claim(10).await.unwrap();
     assert!(waiting.items.is_empty());
     assert!(waiting.next_due.is_some_and(|wait| wait > LEASE / 2 && wait <= LEASE), "{:?}", waiting.next_due);
 
     a.close().await.unwrap();
-    assert!(claim(&second, 10).await.is_empty(), "b still reads");
+    assert!(claim(&second, 10).await.is_empty(), "source b is still open");
     b.close().await.unwrap();
     b.close().await.unwrap();
-    let taken = claim(&second, 10).await.remove(0);
-    assert!(taken.item.generation() > held.item.generation());
-    assert_eq!(settle(&a, &held, Disposition::Done).await, Settled::LostLease);
-    assert_eq!(settle(&second, &taken, Disposition::Done).await, Settled::Applied);
+    let reclaimed = claim(&second, 10).await.remove(0);
+    assert!(reclaimed.item.generation() > claimed.item.generation());
+    assert_eq!(settle(&a, &claimed, Disposition::Done).await, Settled::LostLease);
+    assert_eq!(settle(&second, &reclaimed, Disposition::Done).await, Settled::Applied);
 }
 
-async fn a_source_that_was_dropped_does_not_keep_the_others_from_closing<H: Harness>(db: H) {
+async fn a_dropped_source_does_not_block_the_release_of_ownership<H: Harness>(db: H) {
     let (one, other) = (channels(&db, Mode::SingleNode).await, channels(&db, Mode::SingleNode).await);
     let (a, b) = (one.channel_source("a"), one.channel_source("b"));
     claim(&a, 1).await;
     drop(b);
     a.close().await.unwrap();
     let next = other.channel_source("a").claim(1).await.unwrap().next_due;
-    assert!(next.is_some_and(|wait| wait < LEASE / 2), "the other owns it now: {next:?}");
+    assert!(next.is_some_and(|wait| wait < LEASE / 2), "the other process owns the table now: {next:?}");
 }
 
-async fn channels_share_one_table_and_find_each_other<H: Harness>(db: H) {
+async fn channels_share_one_table_and_discover_pending_types<H: Harness>(db: H) {
     drop(db);
     for mode in CHANNEL_MODES {
         let db = H::start().await;
@@ -108,7 +108,7 @@ async fn channels_share_one_table_and_find_each_other<H: Harness>(db: H) {
     }
 }
 
-async fn who_writes_or_commits_wakes_who_reads<H: Harness>(db: H) {
+async fn a_write_or_a_commit_wakes_the_readers<H: Harness>(db: H) {
     drop(db);
     for mode in CHANNEL_MODES {
         let db = H::start().await;
@@ -124,7 +124,7 @@ async fn who_writes_or_commits_wakes_who_reads<H: Harness>(db: H) {
     }
 }
 
-async fn what_a_standby_writes_is_delivered_soon<H: Harness>(db: H) {
+async fn an_event_written_by_a_standby_is_delivered_soon<H: Harness>(db: H) {
     let calls = Calls::default();
     let start = async || Outbox::new(db.pool().await).listeners(calls.listeners()).start().await.unwrap();
     let owner = start().await;
@@ -139,12 +139,12 @@ async fn what_a_standby_writes_is_delivered_soon<H: Harness>(db: H) {
     standby.close().await;
 }
 
-/// Whether there is a signal now.
+/// True if the source has a pending wakeup.
 async fn is_signalled<S: Store>(node: &OutboxSource<S>) -> bool {
     tokio::time::timeout(Duration::ZERO, node.wakeup().signalled()).await.is_ok()
 }
 
-async fn what_is_young_is_left_alone_where_that_is_asked_for<H: Harness>(db: H) {
+async fn skip_recent_leaves_young_rows_unclaimed<H: Harness>(db: H) {
     drop(db);
     for mode in MODES {
         let db = H::start().await;
@@ -159,7 +159,7 @@ async fn what_is_young_is_left_alone_where_that_is_asked_for<H: Harness>(db: H) 
     }
 }
 
-async fn what_cannot_be_read_goes_dead_and_stops_nobody<H: Database>(db: H) {
+async fn undecodable_rows_go_dead_and_the_others_are_claimed<H: Database>(db: H) {
     drop(db);
     for mode in MODES {
         let db = H::start().await;
@@ -178,7 +178,7 @@ async fn what_cannot_be_read_goes_dead_and_stops_nobody<H: Database>(db: H) {
         let node = node(&db, mode).await;
         let first = node.claim(4).await.unwrap();
         assert_eq!(claimed_ids(&first.items), ["good"]);
-        assert_eq!(first.next_due, Some(Duration::ZERO), "there is more");
+        assert_eq!(first.next_due, Some(Duration::ZERO), "more rows are due");
         assert_eq!(claimed_ids(&claim(&node, 4).await), ["good2"]);
         for id in ["bad id", "list", "number", "large"] {
             let row = row(&outbox, id).await;
@@ -192,7 +192,7 @@ async fn what_cannot_be_read_goes_dead_and_stops_nobody<H: Database>(db: H) {
     }
 }
 
-async fn a_claim_takes_sixteen_mebibytes_and_says_that_there_is_more<H: Database>(db: H) {
+async fn a_claim_stops_at_sixteen_mebibytes_and_reports_more<H: Database>(db: H) {
     drop(db);
     for mode in MODES {
         let db = H::start().await;
@@ -204,7 +204,7 @@ async fn a_claim_takes_sixteen_mebibytes_and_says_that_there_is_more<H: Database
         ))
         .await;
         let node = node(&db, mode).await;
-        // The first is no event, and leaves room for one where it is not too large alone.
+        // The first row is undecodable. It leaves room for one event if it is not larger than the limit itself.
         let room = usize::from(H::HUGE < MAX_CLAIM_BYTES);
         for items in [room, 16] {
             let claim = node.claim(100).await.unwrap();
@@ -216,7 +216,7 @@ async fn a_claim_takes_sixteen_mebibytes_and_says_that_there_is_more<H: Database
     }
 }
 
-async fn what_is_recorded_is_what_an_operator_reads<H: Database>(db: H) {
+async fn an_operator_reads_the_outcome_of_every_settlement<H: Database>(db: H) {
     drop(db);
     for mode in MODES {
         let db = H::start().await;
@@ -225,7 +225,7 @@ async fn what_is_recorded_is_what_an_operator_reads<H: Database>(db: H) {
         write(&outbox, &names.map(named)).await;
         let node = node(&db, mode).await;
         let items = claim(&node, 10).await;
-        // An operator may end a row under our hands: what is terminal stays as it is.
+        // An operator finishes a row while it is in flight. A finished row never changes.
         db.execute("UPDATE outbox_event SET status = 3, last_error = 'discarded' WHERE event_id = 'gone'").await;
         let failure = || Failure::transient("503", "x".repeat(5_000));
         let dispositions = [
@@ -254,26 +254,26 @@ async fn what_is_recorded_is_what_an_operator_reads<H: Database>(db: H) {
             assert_eq!(row.done_at.is_some(), matches!(status, OutboxStatus::Done | OutboxStatus::Dead), "{id}");
             let waits = matches!(status, OutboxStatus::New | OutboxStatus::Retry);
             assert_eq!(row.available_at - row.created_at > TimeDelta::minutes(59), waits, "{id}");
-            assert!(row.locked_by.is_none() && row.locked_at.is_none(), "settled is not leased: {id}");
+            assert!(row.locked_by.is_none() && row.locked_at.is_none(), "a settled row has no lease: {id}");
             if let Some(error) = row.last_error {
                 assert!(error.chars().count() == 4_000 && error.ends_with("x..."));
             }
         }
         let gone = row(&outbox, "gone").await;
         assert_eq!((gone.status, gone.last_error.as_deref()), (OutboxStatus::Dead, Some("discarded")));
-        assert!(outbox.find("nobody").await.unwrap().is_none());
+        assert!(outbox.find("unknown").await.unwrap().is_none());
         let next = node.claim(10).await.unwrap();
         assert!(is_idle(&next) && next.next_due.is_some_and(|wait| wait <= HOUR));
     }
 }
 
-async fn a_drain_finds_what_was_committed_behind_it<H: Harness>(db: H) {
+async fn a_drain_finds_rows_committed_behind_its_cursor<H: Harness>(db: H) {
     drop(db);
     for mode in MODES {
         let db = H::start().await;
         let table = dispatcher(&db, mode).await;
         let node = table.dispatcher_source();
-        // Numbered and timed before the others, committed after they were claimed.
+        // This row gets its number and due time before the others, and commits after some of them were claimed.
         let mut late = table.store().begin().await.unwrap();
         insert(&table, &mut late, &[named("late")]).await;
         let others: Vec<Event> = (0..10).map(|number: usize| named(&number.to_string())).collect();
@@ -292,6 +292,6 @@ async fn a_drain_finds_what_was_committed_behind_it<H: Harness>(db: H) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drain_in_memory_finds_what_was_committed_behind_it() {
-    a_drain_finds_what_was_committed_behind_it(Memory::start().await).await;
+async fn a_drain_in_memory_finds_rows_committed_behind_its_cursor() {
+    a_drain_finds_rows_committed_behind_its_cursor(Memory::start().await).await;
 }

@@ -1,4 +1,4 @@
-//! Texts that not every database keeps as they are, on every way that an event can go.
+//! Texts that not every database can store unchanged, on every path of an event.
 
 use bytes::Bytes;
 use posthaste::{Event, EventBuilder, EventError, MAX_EVENT_ID, MAX_FIELD, Mode, Payload};
@@ -9,12 +9,12 @@ use crate::harness::{
 };
 
 on_every_store! {
-    a_text_with_the_character_zero_is_a_text_on_every_way,
+    a_text_with_nul_is_delivered_unchanged_on_every_path,
     the_longest_names_are_kept_in_every_mode,
 }
 
-/// By the hot path, by the table, and when it is replayed, whatever the mode.
-async fn a_text_with_the_character_zero_is_a_text_on_every_way<H: Harness>(db: H) {
+/// On the hot path and on the cold path, in every mode.
+async fn a_text_with_nul_is_delivered_unchanged_on_every_path<H: Harness>(db: H) {
     drop(db);
     for mode in [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED] {
         let db = H::start().await;
@@ -40,7 +40,7 @@ async fn a_text_with_the_character_zero_is_a_text_on_every_way<H: Harness>(db: H
     }
 }
 
-/// An event with this text in every short field, one after the other, and the name of the field.
+/// For each short field, the name of the field and an event with this text in it.
 fn with_each_field(text: &str) -> [(&'static str, EventBuilder); 8] {
     let (event, text) = (|| Event::text("t", "{}"), || text.to_owned());
     [
@@ -55,7 +55,7 @@ fn with_each_field(text: &str) -> [(&'static str, EventBuilder); 8] {
     ]
 }
 
-/// The character that takes the most bytes, in all fields at once: also the widest index has room for it.
+/// Fills all fields with the character that needs the most bytes. The widest index must have room for it.
 async fn the_longest_names_are_kept_in_every_mode<H: Harness>(db: H) {
     drop(db);
     let longest = "\u{1f600}".repeat(MAX_FIELD);
@@ -86,7 +86,7 @@ async fn the_longest_names_are_kept_in_every_mode<H: Harness>(db: H) {
 }
 
 #[test]
-fn the_character_zero_is_refused_in_every_short_text() {
+fn nul_is_refused_in_every_short_field() {
     for (field, event) in with_each_field("a\0b") {
         let error = event.build().unwrap_err();
         assert_eq!(error, EventError::Nul { field });

@@ -1,4 +1,4 @@
-//! C: the transaction that events are written in.
+//! C: the transaction in which events are written.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,14 +15,14 @@ use crate::harness::{
 };
 
 on_every_store! {
-    c2_a_transaction_is_a_value_and_nothing_ambient,
-    c3_each_end_calls_its_own_callbacks_only,
-    c4_a_failing_callback_does_not_stop_the_others,
-    c5_commit_persists_and_everything_else_discards,
-    c6_a_connection_comes_back_after_either_end,
+    c2_a_transaction_can_move_to_another_task,
+    c3_commit_and_rollback_call_only_their_own_callbacks,
+    c4_a_panicking_callback_does_not_stop_the_others,
+    c5_only_a_commit_persists_events,
+    c6_every_end_of_a_transaction_returns_its_connection,
     c7_a_failing_commit_is_a_rollback,
-    c8_a_begin_that_fails_takes_nothing_with_it,
-    c9_what_a_plain_transaction_commits_is_found,
+    c8_a_failed_begin_leaks_no_connection,
+    c9_events_of_a_plain_transaction_are_delivered_after_its_commit,
 }
 
 on_every_database! {
@@ -47,12 +47,12 @@ async fn c1_the_service_and_its_events_share_one_transaction<H: Database>(db: H)
     }
 }
 
-async fn c2_a_transaction_is_a_value_and_nothing_ambient<H: Harness>(db: H) {
+async fn c2_a_transaction_can_move_to_another_task<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let mut transaction = outbox.begin().await.unwrap();
     let (first, second) = (event(), event());
     outbox.write(&mut transaction, &first).await.unwrap();
-    // Another task goes on with it; who does not have it sees nothing of it.
+    // Code outside of the transaction does not see its rows. Then another task continues the transaction.
     assert!(outbox.find(first.id()).await.unwrap().is_none());
     let (elsewhere, written) = (outbox.clone(), second.clone());
     let moved = tokio::spawn(async move {
@@ -65,7 +65,7 @@ async fn c2_a_transaction_is_a_value_and_nothing_ambient<H: Harness>(db: H) {
     }
 }
 
-async fn c3_each_end_calls_its_own_callbacks_only<H: Harness>(db: H) {
+async fn c3_commit_and_rollback_call_only_their_own_callbacks<H: Harness>(db: H) {
     let hook = RecordingHook::new();
     let outbox = Outbox::new(db.pool().await).mode(Mode::WriterOnly).hook(hook.clone()).start().await.unwrap();
     let ends = || {
@@ -87,21 +87,21 @@ async fn c3_each_end_calls_its_own_callbacks_only<H: Harness>(db: H) {
         [HookCall::AfterCommit(committed), HookCall::AfterRollback(rolled_back), HookCall::AfterRollback(dropped)];
     assert_eq!(ends(), expected);
     outbox.begin().await.unwrap().commit().await.unwrap();
-    assert_eq!(ends(), expected, "nothing was written in this one");
+    assert_eq!(ends(), expected, "nothing was written in the last transaction");
 }
 
-/// Panics for the first write of a transaction.
+/// A hook that panics in its first call.
 struct PanicsOnce(Arc<Mutex<Vec<String>>>);
 
 impl WriterHook for PanicsOnce {
     fn after_commit(&self, events: &[Event]) {
         let mut seen = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         seen.push(events[0].id().to_owned());
-        assert!(seen.len() > 1, "the first one fails");
+        assert!(seen.len() > 1, "the first call panics");
     }
 }
 
-async fn c4_a_failing_callback_does_not_stop_the_others<H: Harness>(db: H) {
+async fn c4_a_panicking_callback_does_not_stop_the_others<H: Harness>(db: H) {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let hook = PanicsOnce(seen.clone());
     let outbox = Outbox::new(db.pool().await).mode(Mode::WriterOnly).hook(hook).start().await.unwrap();
@@ -114,12 +114,12 @@ async fn c4_a_failing_callback_does_not_stop_the_others<H: Harness>(db: H) {
     assert_eq!(*seen.lock().unwrap_or_else(|poisoned| poisoned.into_inner()), ids);
 }
 
-async fn c5_commit_persists_and_everything_else_discards<H: Harness>(db: H) {
+async fn c5_only_a_commit_persists_events<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let [committed, rolled_back, dropped] = [event(), event(), event()];
     let mut transaction = outbox.begin().await.unwrap();
     outbox.write(&mut transaction, &committed).await.unwrap();
-    assert!(outbox.find(committed.id()).await.unwrap().is_none(), "nothing commits by itself");
+    assert!(outbox.find(committed.id()).await.unwrap().is_none(), "a write does not commit");
     transaction.commit().await.unwrap();
     let mut transaction = outbox.begin().await.unwrap();
     outbox.write(&mut transaction, &rolled_back).await.unwrap();
@@ -133,8 +133,8 @@ async fn c5_commit_persists_and_everything_else_discards<H: Harness>(db: H) {
     }
 }
 
-async fn c6_a_connection_comes_back_after_either_end<H: Harness>(db: H) {
-    // That a second commit or rollback cannot be asked for is shown by a doc test.
+async fn c6_every_end_of_a_transaction_returns_its_connection<H: Harness>(db: H) {
+    // A doc test shows that a second commit or rollback does not compile.
     let pool = db.pool().await;
     let outbox = Outbox::new(pool.clone()).mode(Mode::WriterOnly).start().await.unwrap();
     for end in 0..9 {
@@ -150,14 +150,14 @@ async fn c6_a_connection_comes_back_after_either_end<H: Harness>(db: H) {
 }
 
 async fn c7_a_failing_commit_is_a_rollback<H: Harness>(db: H) {
-    let (pool, book) = watched(&db).await;
+    let (pool, call_log) = watched(&db).await;
     let (connections, hook, calls) = (pool.pool.clone(), RecordingHook::new(), Calls::default());
     let builder = Outbox::new(pool).hook(hook.clone()).listeners(calls.listeners());
     let outbox = builder.start().await.unwrap();
     let lost = events(1);
     let mut transaction = outbox.begin().await.unwrap();
     outbox.write_all(&mut transaction, &lost).await.unwrap();
-    book.refuse("commit", 1);
+    call_log.refuse("commit", 1);
     let error = transaction.commit().await.unwrap_err();
     assert_eq!(error.chain(), "failed to commit: the test said so", "the original error");
     assert_eq!(hook.calls()[2..], [HookCall::AfterRollback(lost.clone())]);
@@ -171,7 +171,7 @@ async fn c7_a_failing_commit_is_a_rollback<H: Harness>(db: H) {
     all_back::<H>(&connections).await;
 }
 
-/// The database itself refuses at the commit.
+/// A deferred constraint makes PostgreSQL refuse the commit.
 #[tokio::test(flavor = "multi_thread")]
 async fn c7_a_commit_that_postgresql_refuses_is_a_rollback() {
     let db = Postgres::start().await;
@@ -189,11 +189,11 @@ async fn c7_a_commit_that_postgresql_refuses_is_a_rollback() {
     assert!(outbox.find(event.id()).await.unwrap().is_none());
 }
 
-async fn c8_a_begin_that_fails_takes_nothing_with_it<H: Harness>(db: H) {
-    let (pool, book) = watched(&db).await;
+async fn c8_a_failed_begin_leaks_no_connection<H: Harness>(db: H) {
+    let (pool, call_log) = watched(&db).await;
     let connections = pool.pool.clone();
     let outbox = Outbox::new(pool).mode(Mode::WriterOnly).start().await.unwrap();
-    book.refuse("begin", 10);
+    call_log.refuse("begin", 10);
     for _ in 0..10 {
         assert_eq!(outbox.begin().await.err().unwrap().kind(), FaultKind::Transient);
     }
@@ -201,7 +201,7 @@ async fn c8_a_begin_that_fails_takes_nothing_with_it<H: Harness>(db: H) {
     outbox.begin().await.unwrap().commit().await.unwrap();
 }
 
-async fn c9_what_a_plain_transaction_commits_is_found<H: Harness>(db: H) {
+async fn c9_events_of_a_plain_transaction_are_delivered_after_its_commit<H: Harness>(db: H) {
     let calls = Calls::default();
     let outbox = outbox(&db, &calls, |builder| builder.mode(Mode::MultiNode)).await;
     let pool = db.pool().await;
@@ -219,7 +219,7 @@ async fn c9_what_a_plain_transaction_commits_is_found<H: Harness>(db: H) {
     assert!(outbox.find(gone.id()).await.unwrap().is_none());
 }
 
-/// The answer of a commit that did happen is lost: for the hook it is a rollback, and the row is delivered all the same.
+/// The answer of a successful commit is lost. The hook is called for a rollback, and the event is still delivered.
 async fn lose_an_answer<S: Store>(outbox: Outbox<S>, hook: &RecordingHook, calls: &Calls, lose: impl Fn()) {
     let mut delivered = Vec::new();
     loop {
@@ -229,7 +229,7 @@ async fn lose_an_answer<S: Store>(outbox: Outbox<S>, hook: &RecordingHook, calls
         outbox.write(&mut transaction, &written).await.unwrap();
         lose();
         let Err(error) = transaction.commit().await else {
-            // It hit a commit of the dispatcher.
+            // The lost answer was that of a commit of the dispatcher.
             assert!(delivered.len() < 10);
             continue;
         };

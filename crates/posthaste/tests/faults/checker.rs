@@ -1,36 +1,36 @@
-//! What must be true of the diaries of all nodes when everything is over.
+//! Checks the diaries of all nodes at the end of a test.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::node::Entry;
 
-/// How long before a fault a delivery may have ended that is made again after it: it was not recorded yet. The promise is
-/// 100 ms; the rest is for a machine that is busy with other tests.
-const UNRECORDED: u64 = 1_500;
+/// A delivery that ended at most this many milliseconds before a fault may be repeated, because it was not settled yet.
+/// The promise is 100 ms; the rest is for a machine that is busy with other tests.
+const UNSETTLED: u64 = 1_500;
 
-/// What the nodes wrote down, each a list in the order in which it happened there.
-pub struct Story {
+/// The diaries of all nodes, each in the order of its entries.
+pub struct History {
     diaries: Vec<Vec<Entry>>,
-    /// When something was done to a node, in milliseconds since 1970.
+    /// The times of the faults, in milliseconds since 1970.
     pub faults: Vec<u64>,
-    unrecorded: u64,
+    unsettled: u64,
 }
 
-/// What a checked story amounts to.
+/// The counts of a checked history.
 #[derive(Debug)]
 pub struct Summary {
     pub committed: usize,
     pub duplicates: usize,
 }
 
-impl Story {
+impl History {
     pub fn new(diaries: Vec<Vec<Entry>>, faults: Vec<u64>) -> Self {
-        Self { diaries, faults, unrecorded: UNRECORDED }
+        Self { diaries, faults, unsettled: UNSETTLED }
     }
 
-    /// Where a node may have to wait this many milliseconds until it can record anything.
-    pub fn recorded_within(mut self, millis: u64) -> Self {
-        self.unrecorded = millis;
+    /// For a database where a node may have to wait this many milliseconds until it can settle a row.
+    pub fn settled_within(mut self, millis: u64) -> Self {
+        self.unsettled = millis;
         self
     }
 
@@ -46,7 +46,7 @@ impl Story {
         committed.collect()
     }
 
-    /// Whether every event whose commit was answered has been delivered to the end.
+    /// True if every event whose commit succeeded was delivered to the end.
     pub fn is_complete(&self) -> bool {
         let ended: BTreeSet<&str> = self.ended().into_keys().collect();
         self.committed().is_subset(&ended)
@@ -62,7 +62,8 @@ impl Story {
         ended
     }
 
-    /// Nothing lost, nothing that rolled back seen, duplicates only of what was in flight.
+    /// No event is lost, no event of a rolled-back transaction is delivered, and only deliveries in flight are
+    /// repeated.
     pub fn check(&self) -> Summary {
         let (committed, ended) = (self.committed(), self.ended());
         for id in &committed {
@@ -83,12 +84,13 @@ impl Story {
             starts.sort_unstable();
             duplicates += starts.len() - 1;
             for again in starts.windows(2) {
-                // An end within the same millisecond is that of the later delivery.
+                // An end within the same millisecond belongs to the later delivery.
                 let before = ended.get(id).into_iter().flatten().filter(|end| **end < again[1]).max();
-                // Either a delivery was cut off, or it ended so shortly before a fault that nobody had recorded it.
+                // Either the fault cut off the delivery, or the delivery ended so shortly before it that it was not
+                // settled.
                 let explained = match before {
                     None => self.faults.iter().any(|fault| (again[0]..=again[1]).contains(fault)),
-                    Some(end) => self.faults.iter().any(|fault| (*end..=*end + self.unrecorded).contains(fault)),
+                    Some(end) => self.faults.iter().any(|fault| (*end..=*end + self.unsettled).contains(fault)),
                 };
                 assert!(explained, "{id} was delivered again for no reason: {}", self.about(id));
             }
@@ -96,7 +98,7 @@ impl Story {
         Summary { committed: committed.len(), duplicates }
     }
 
-    /// Everything that is written of an event, with the number of the node that wrote it, and the faults.
+    /// All entries about an event, with the number of the node that wrote each, and the faults.
     fn about(&self, event: &str) -> String {
         let of_node = |(node, diary): (usize, &Vec<Entry>)| {
             let entries = diary.iter().filter(|entry| entry.id() == Some(event));
@@ -106,7 +108,7 @@ impl Story {
         format!("{entries:#?}, faults at {:?}", self.faults)
     }
 
-    /// The events of one key of one writer start in the order in which they were written, but for repetitions.
+    /// The first deliveries of the events of one key start in the order in which the writer wrote the events.
     pub fn check_order(&self) {
         let mut starts: Vec<(u64, u32, u32)> = Vec::new();
         for entry in self.entries() {
@@ -122,7 +124,7 @@ impl Story {
                 continue;
             }
             if let Some((before, when)) = last.insert(key, (number, at)) {
-                assert!(before < number || when == at, "of key {key}, {number} came after {before}");
+                assert!(before < number || when == at, "key {key}: event {number} was delivered after event {before}");
             }
         }
     }

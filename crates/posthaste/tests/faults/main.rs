@@ -1,18 +1,18 @@
-//! Faults with real processes and real servers: a service is killed, paused, cut off from its database, and every event
-//! that it committed is delivered all the same.
+//! Faults with real processes and real servers: a service is killed, paused or cut off from its database, and every
+//! event that it committed is still delivered.
 //!
-//! The service is this very program, started again with [`node::ROLE`] in its environment.
+//! The service is this same program, started again with [`node::ROLE`] in its environment.
 
 mod checker;
-mod commit;
-mod cut_off;
-mod killed;
+mod commit_cut_off;
+mod cut_off_node;
+mod database_crash;
+mod killed_node;
 mod node;
+mod paused_node;
 mod process;
-mod restarted;
-mod stopped;
 
-/// The service, when this program is started as one; nothing otherwise.
+/// Runs the service if this program was started as a node, and does nothing otherwise.
 #[test]
 fn serve_when_started_as_a_node() {
     if let Some(role) = node::Role::of_environment() {

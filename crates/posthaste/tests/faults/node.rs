@@ -1,4 +1,5 @@
-//! A service: it writes events in its transactions and delivers them, and keeps a diary in a file, which survives it.
+//! A service that writes events in its transactions and delivers them. It keeps a diary in a file, which survives a
+//! kill.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -10,37 +11,37 @@ use posthaste::{DatabaseKind, Event, FaultKind, Mode, Outbox, Pool, RetryPolicy,
 use posthaste_core::outbox::Store;
 use serde::{Deserialize, Serialize};
 
-/// Where a node finds its role.
+/// The environment variable with the role of a node.
 pub const ROLE: &str = "POSTHASTE_FAULTS_NODE";
 
-/// What a node is to do.
+/// The task of a node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Role {
     pub url: String,
     pub mode: Mode,
-    /// One line for everything that happens.
+    /// The file that gets one line per entry.
     pub diary: PathBuf,
-    /// How long a delivery takes.
+    /// The duration of a delivery.
     pub work: Duration,
     pub lease: Duration,
-    /// How many events it writes at most; then it only delivers.
+    /// The node writes at most this many events, then it only delivers.
     pub writes: u32,
-    /// It writes no more once this file is there.
+    /// The node stops writing once this file exists.
     pub enough: PathBuf,
-    /// How many aggregates these are about.
+    /// The number of aggregates that the events belong to.
     pub keys: u32,
-    /// Distinguishes its events from those of others.
+    /// Distinguishes the events of this node from those of others.
     pub name: String,
 }
 
-/// What a diary holds, in the order in which it happened.
+/// One line of a diary.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Entry {
-    /// The commit was answered.
+    /// The commit succeeded.
     Committed { id: String },
-    /// The commit failed, and may have happened all the same.
+    /// The commit failed with an unknown outcome: it may have happened.
     Unknown { id: String },
-    /// It was rolled back, or the commit was refused.
+    /// The transaction was rolled back, or the database refused the commit.
     RolledBack { id: String },
     /// A listener was called.
     Started { id: String, key: u32, number: u32, at: u64 },
@@ -51,7 +52,7 @@ pub enum Entry {
 }
 
 impl Entry {
-    /// The event that it is about.
+    /// The event of the entry.
     pub fn id(&self) -> Option<&str> {
         match self {
             Self::Committed { id }
@@ -76,7 +77,7 @@ impl Role {
     }
 }
 
-/// A file that lines are appended to, each with one call: a process that is killed leaves whole lines.
+/// A file to which each line is appended with one call, so that a killed process leaves whole lines.
 #[derive(Clone)]
 struct Diary(Arc<File>);
 
@@ -95,7 +96,7 @@ pub fn now_millis() -> u64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_millis() as u64
 }
 
-/// Runs until its stdin ends, then closes in order.
+/// Runs until stdin ends, then closes the outbox.
 pub fn serve(role: Role) {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
@@ -120,7 +121,8 @@ pub fn serve(role: Role) {
 async fn run<S: Store>(pool: impl Pool<S>, role: Role) {
     let diary = Diary::open(&role);
     let (seen, work) = (diary.clone(), role.work);
-    // What a killed node leaves behind is tried one by one: few, so that a test need not wait for many.
+    // The rows of a killed node are suspects and are delivered in small groups. Short queues keep their number small,
+    // so that a test need not wait for many.
     let settings = Settings { hot_queue: 100, cold_queue: 100, ..Settings::default() };
     let builder = Outbox::new(pool)
         .settings(settings)
@@ -145,7 +147,7 @@ async fn run<S: Store>(pool: impl Pool<S>, role: Role) {
     outbox.close().await;
 }
 
-/// Every tenth is rolled back.
+/// Writes events and rolls back every tenth.
 async fn write<S: Store>(outbox: Outbox<S>, role: Role, diary: Diary) {
     for number in 0..role.writes {
         if role.enough.exists() {
@@ -156,7 +158,7 @@ async fn write<S: Store>(outbox: Outbox<S>, role: Role, diary: Diary) {
         let event = event.header("writer", &role.name).build().expect("an event");
         let id = event.id().to_owned();
         let Ok(mut transaction) = outbox.begin().await else {
-            // The database is away: this order is not taken.
+            // The database is out of reach: the service does not accept this order.
             tokio::time::sleep(Duration::from_millis(20)).await;
             continue;
         };

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::node::{Entry, ROLE, Role};
 
-/// How long a test waits for what must happen before it gives up.
+/// The time after which a test stops waiting and fails.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A node in a process of its own.
@@ -33,21 +33,21 @@ impl Node {
     /// `kill -9`.
     pub fn kill(mut self) {
         self.signal("KILL");
-        self.child.wait().expect("it ends");
+        self.child.wait().expect("the node ends");
     }
 
-    /// Closes its stdin and waits for its orderly end.
+    /// Closes the node's stdin and waits until it has ended without an error.
     pub fn stop(mut self) {
         drop(self.child.stdin.take());
-        let ended = self.child.wait().expect("it ends");
-        assert!(ended.success(), "a node did not end well: {ended}");
+        let ended = self.child.wait().expect("the node ends");
+        assert!(ended.success(), "a node failed at its end: {ended}");
     }
 
     pub fn entries(&self) -> Vec<Entry> {
         read(&self.diary)
     }
 
-    /// Waits until the diary says so.
+    /// Waits until the diary fulfils a condition.
     pub fn wait_until(&self, what: &str, is_so: impl Fn(&[Entry]) -> bool) {
         wait_until(what, || is_so(&self.entries()));
     }
@@ -55,7 +55,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // It may be stopped, and it may have ended.
+        // The node may be paused, or may have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -69,7 +69,7 @@ pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// The whole lines of a diary; the last may be cut off.
+/// The whole lines of a diary; the last line may be incomplete.
 pub fn read(diary: &PathBuf) -> Vec<Entry> {
     let text = std::fs::read_to_string(diary).unwrap_or_default();
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);

@@ -6,11 +6,11 @@ use metrics::{
     Counter, Gauge, Histogram, HistogramFn, Key, KeyName, LocalRecorderGuard, Metadata, Recorder, SharedString, Unit,
 };
 
-/// What an outbox counts that is started while [`listening`](Self::listening).
+/// Collects the metrics of an outbox that is started while [`listening`](Self::listening).
 ///
-/// Clones share what was recorded.
+/// Clones share the collected values.
 #[derive(Clone, Default)]
-pub struct Meters(Arc<Mutex<Found>>);
+pub struct Metrics(Arc<Mutex<Found>>);
 
 #[derive(Default)]
 struct Found {
@@ -28,8 +28,8 @@ impl HistogramFn for Samples {
     }
 }
 
-impl Meters {
-    /// Records what this thread registers; a test's own future never leaves its thread.
+impl Metrics {
+    /// Collects the metrics that this thread registers. The future of a test never moves to another thread.
     pub fn listening(&self) -> LocalRecorderGuard<'_> {
         metrics::set_default_local_recorder(self)
     }
@@ -38,7 +38,7 @@ impl Meters {
         self.0.lock().unwrap().counters.get(name).map_or(0, |counter| counter.load(Ordering::Acquire))
     }
 
-    /// `None` where nobody has such a gauge.
+    /// `None` if no such gauge was registered.
     pub fn gauge(&self, name: &str) -> Option<f64> {
         self.0.lock().unwrap().gauges.get(name).map(|gauge| f64::from_bits(gauge.load(Ordering::Acquire)))
     }
@@ -48,7 +48,7 @@ impl Meters {
         found.histograms.get(name).map(|samples| samples.0.lock().unwrap().clone()).unwrap_or_default()
     }
 
-    /// Of all meters, sorted.
+    /// The names of all metrics, sorted.
     pub fn names(&self) -> Vec<String> {
         let found = self.0.lock().unwrap();
         let all = found.counters.keys().chain(found.gauges.keys()).chain(found.histograms.keys());
@@ -58,7 +58,7 @@ impl Meters {
     }
 }
 
-impl Recorder for Meters {
+impl Recorder for Metrics {
     fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
     fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}

@@ -27,7 +27,7 @@ impl Harness for Sqlite {
     type Plain = Transaction<'static, sqlx::Sqlite>;
 
     const TICK: TimeDelta = TimeDelta::milliseconds(1);
-    /// Where rows are leased, a claim writes, and there is one writer at a time.
+    /// In the other modes a claim leases rows and must write, and SQLite allows one writer at a time.
     const CLAIMS_BESIDE_A_WRITER: &'static [Mode] = &[Mode::SingleNode];
 
     async fn start() -> Self {

@@ -1,4 +1,5 @@
-//! The connection is lost during COMMIT: nobody can know whether it happened, and both must end well.
+//! The connection is lost during COMMIT, so the client cannot know if the transaction committed. Both cases must end
+//! well.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,8 +10,8 @@ use posthaste_testing::servers::{self, Cutter, Keep};
 use posthaste_testing::{HookCall, RecordingHook};
 use tokio::sync::mpsc;
 
-/// One transaction is cut off, then one commits. Only what is in the database is delivered, once, and the hook takes the
-/// unknown for a rollback.
+/// Cuts off the commit of one transaction and commits another. Only events that are in the database are delivered, once
+/// each. The hook treats the unknown outcome as a rollback.
 async fn cut_off<S: Store>(pool: impl Pool<S>, cutter: &Cutter, mode: Mode, keep: Keep) {
     let committed = keep == Keep::Forwarded;
     let (delivered, mut deliveries) = mpsc::unbounded_channel();
@@ -21,7 +22,8 @@ async fn cut_off<S: Store>(pool: impl Pool<S>, cutter: &Cutter, mode: Mode, keep
         async move { delivered.send(event.id().to_owned()).unwrap() }
     });
     let outbox = outbox.start().await.unwrap();
-    // Claims commit, too: where one of theirs was cut off instead, there is one event more, and another try.
+    // Claims commit, too. If the commit of a claim was cut off instead, this event is committed and the loop tries
+    // again.
     let mut expected = Vec::new();
     let unknown = loop {
         let event = Event::text("t", "{}").build().unwrap();
@@ -50,7 +52,7 @@ async fn cut_off<S: Store>(pool: impl Pool<S>, cutter: &Cutter, mode: Mode, keep
     let mut seen = Vec::new();
     while seen.len() < expected.len() {
         let next = tokio::time::timeout(Duration::from_secs(30), deliveries.recv()).await;
-        seen.push(next.expect("it is delivered in time").unwrap());
+        seen.push(next.expect("the event is delivered in time").unwrap());
     }
     outbox.close().await;
     while let Ok(more) = deliveries.try_recv() {
@@ -58,13 +60,13 @@ async fn cut_off<S: Store>(pool: impl Pool<S>, cutter: &Cutter, mode: Mode, keep
     }
     seen.sort();
     expected.sort();
-    assert_eq!(seen, expected, "once each, and nothing that is not in the database");
+    assert_eq!(seen, expected, "every event in the database is delivered once, and no other");
     let row = outbox.find(unknown.id()).await.unwrap();
     assert_eq!(row.map(|row| row.status), committed.then_some(OutboxStatus::Done));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_cut_off_on_postgres_is_delivered_if_it_happened_and_only_then() {
+async fn a_commit_cut_off_on_postgres_is_delivered_only_if_it_happened() {
     for mode in [Mode::SingleNode, Mode::MultiNode] {
         for keep in [Keep::Forwarded, Keep::Swallowed] {
             let cutter = Cutter::to(&servers::postgres().await).await;
@@ -75,7 +77,7 @@ async fn a_commit_cut_off_on_postgres_is_delivered_if_it_happened_and_only_then(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_cut_off_on_mariadb_is_delivered_if_it_happened_and_only_then() {
+async fn a_commit_cut_off_on_mariadb_is_delivered_only_if_it_happened() {
     for mode in [Mode::SingleNode, Mode::MultiNode] {
         for keep in [Keep::Forwarded, Keep::Swallowed] {
             let cutter = Cutter::to(&servers::mariadb().await).await;

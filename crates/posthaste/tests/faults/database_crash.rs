@@ -1,11 +1,11 @@
-//! A database that crashes under load and comes back.
+//! The database crashes under load and starts again.
 
 use std::time::Duration;
 
 use posthaste::Mode;
 use posthaste_testing::servers;
 
-use crate::checker::Story;
+use crate::checker::History;
 use crate::node::{Role, now_millis};
 use crate::process::{Node, started, wait_until, written};
 
@@ -28,16 +28,16 @@ async fn a_crash_of_postgres_under_load_loses_nothing() {
         let node = Node::start(&role);
         let mut faults = Vec::new();
         for round in 1..=2 {
-            node.wait_until("it is at work", |entries| started(entries) > 300 * round);
+            node.wait_until("the node delivers", |entries| started(entries) > 300 * round);
             faults.push(now_millis());
             server.restart().await;
             faults.push(now_millis());
         }
         std::fs::write(folder.path().join("enough"), "").unwrap();
-        let story = || Story::new(vec![node.entries()], faults.clone());
+        let history = || History::new(vec![node.entries()], faults.clone());
         node.wait_until("everything is written", written);
-        wait_until("everything that was committed is delivered", || story().is_complete());
-        let summary = story().check();
+        wait_until("everything that was committed is delivered", || history().is_complete());
+        let summary = history().check();
         assert!(summary.committed > 500, "{summary:?}");
         node.stop();
     }

@@ -1,4 +1,4 @@
-//! What all processes that read one table must agree on, and how a process that disagrees is refused.
+//! All processes that read one table must agree on some settings. A process that disagrees is refused at its start.
 
 use std::time::Duration;
 
@@ -8,19 +8,20 @@ use crate::harness::{Calls, Database, Harness, on_every_database, on_every_store
 
 on_every_store! {
     a_process_with_another_lease_is_refused,
-    a_process_with_another_rule_for_dead_events_is_refused,
+    a_process_with_another_dead_head_rule_is_refused,
     processes_that_start_at_once_agree,
-    a_process_that_only_writes_records_nothing,
+    a_writer_registers_no_settings,
 }
 
 on_every_database! {
-    a_record_without_a_lease_or_a_rule_gets_one,
+    settings_cleared_by_an_operator_are_set_by_the_next_reader,
 }
 
 const TEN: Duration = Duration::from_secs(10);
 const TWENTY: Duration = Duration::from_secs(20);
 
-/// Why a reader in this mode with this lease does not start, if it does not. One that starts is stopped again.
+/// Starts a reader in this mode with this lease, and returns the error if the start is refused. A reader that starts is
+/// stopped again.
 async fn refused<H: Harness>(db: &H, mode: Mode, lease: Duration) -> Option<OpenError> {
     let builder = Outbox::new(db.pool().await).listeners(Calls::default().listeners()).mode(mode).lease(lease);
     match builder.start().await {
@@ -44,11 +45,11 @@ async fn a_process_with_another_lease_is_refused<H: Harness>(db: H) {
         for part in ["10s", "20s", "outbox_event_owner", "lease_ms"] {
             assert!(says.contains(part), "{part} in {says}");
         }
-        assert!(refused(&db, mode, TEN).await.is_none(), "the one that was refused has changed nothing");
+        assert!(refused(&db, mode, TEN).await.is_none(), "the refused process has changed nothing");
     }
 }
 
-async fn a_process_with_another_rule_for_dead_events_is_refused<H: Harness>(db: H) {
+async fn a_process_with_another_dead_head_rule_is_refused<H: Harness>(db: H) {
     assert!(refused(&db, Mode::Ordered(DeadHead::Skip), TEN).await.is_none());
     let error = refused(&db, Mode::Ordered(DeadHead::Block), TEN).await.unwrap();
     assert!(matches!(error, OpenError::OtherDeadHead { asked: "block", .. }), "{error}");
@@ -72,7 +73,7 @@ async fn processes_that_start_at_once_agree<H: Harness>(db: H) {
     }
 }
 
-async fn a_process_that_only_writes_records_nothing<H: Harness>(db: H) {
+async fn a_writer_registers_no_settings<H: Harness>(db: H) {
     let first = writer(&db).await;
     assert!(refused(&db, Mode::Ordered(DeadHead::Skip), TWENTY).await.is_none());
     let second = writer(&db).await;
@@ -80,12 +81,12 @@ async fn a_process_that_only_writes_records_nothing<H: Harness>(db: H) {
     second.close().await;
 }
 
-/// As an operator leaves it behind who wants another lease or another rule from the next start on.
-async fn a_record_without_a_lease_or_a_rule_gets_one<H: Database>(db: H) {
+/// An operator clears the registered settings to let the next start choose another lease or another dead-head rule.
+async fn settings_cleared_by_an_operator_are_set_by_the_next_reader<H: Database>(db: H) {
     assert!(refused(&db, Mode::Ordered(DeadHead::Skip), TEN).await.is_none());
     db.execute("UPDATE outbox_event_owner SET lease_ms = NULL, dead_head = NULL").await;
     assert!(matches!(refused(&db, Mode::MultiNode, TEN).await, Some(OpenError::OtherMode { .. })));
-    assert!(refused(&db, Mode::Ordered(DeadHead::Block), TWENTY).await.is_none(), "a refused start records nothing");
+    assert!(refused(&db, Mode::Ordered(DeadHead::Block), TWENTY).await.is_none(), "a refused start registers nothing");
     assert!(matches!(refused(&db, Mode::ORDERED, TEN).await, Some(OpenError::OtherLease { recorded: TWENTY, .. })));
     let other_rule = refused(&db, Mode::Ordered(DeadHead::Skip), TWENTY).await;
     assert!(matches!(other_rule, Some(OpenError::OtherDeadHead { .. })));

@@ -12,7 +12,7 @@ pub const MODES: [Mode; 3] = [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED];
 /// The modes in which channels read.
 pub const CHANNEL_MODES: [Mode; 2] = [Mode::SingleNode, Mode::MultiNode];
 
-/// One process's part in a table: it knows nothing of its siblings but what the database says.
+/// The table as one process opens it. It learns of other processes only through the database.
 pub async fn table_of<H: Harness>(db: &H, reader: Reader, mode: Mode, lease: Duration) -> Table<H::Store> {
     let store = db.pool().await.open(TableName::default(), mode).await.unwrap();
     Table::open(store, reader, lease).await.unwrap()
@@ -26,12 +26,12 @@ pub async fn channels<H: Harness>(db: &H, mode: Mode) -> Table<H::Store> {
     table_of(db, Reader::Channels, mode, LEASE).await
 }
 
-/// A node that claims by hand.
+/// A source for a test that claims and settles without a relay.
 pub async fn node<H: Harness>(db: &H, mode: Mode) -> OutboxSource<H::Store> {
     dispatcher(db, mode).await.dispatcher_source()
 }
 
-/// Writes events in a transaction whose end the table cannot see; answers with the numbers of their rows.
+/// Writes events in a transaction whose end the table cannot see, and returns the numbers of their rows.
 pub async fn insert<S: Store>(table: &Table<S>, transaction: &mut S::Transaction, events: &[Event]) -> Vec<i64> {
     let all: Vec<&Event> = events.iter().collect();
     let rows = table.store().insert(transaction, &all, None).await.unwrap();
@@ -47,13 +47,12 @@ pub async fn write_to<S: Store>(table: &Table<S>, events: &[Event]) -> Vec<i64> 
     rows
 }
 
-/// What a node claims now.
+/// Claims once.
 pub async fn claim<S: Store>(node: &OutboxSource<S>, limit: usize) -> Vec<Claimed<OutboxItem>> {
     node.claim(limit).await.unwrap().items
 }
 
-/// What a node claims as soon as there is something: a claim passes over what a statement of another node has locked at
-/// that moment.
+/// Claims until a claim returns a row: a claim skips rows that a statement of another node has locked at that moment.
 pub async fn claim_soon<S: Store>(node: &OutboxSource<S>, limit: usize) -> Vec<Claimed<OutboxItem>> {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -70,7 +69,7 @@ pub fn claimed_ids(items: &[Claimed<OutboxItem>]) -> Vec<String> {
     items.iter().map(|claimed| claimed.item.event.id().to_owned()).collect()
 }
 
-/// Whether a claim found nothing, and nothing that will soon be due.
+/// True if a claim found no row, and no row is due soon.
 pub fn is_idle(claim: &Claim<OutboxItem>) -> bool {
     claim.items.is_empty() && claim.next_due.is_none_or(|wait| wait > LEASE / 4)
 }
@@ -83,7 +82,7 @@ pub async fn settle<S: Store>(
     settle_all(node, &[(claimed, disposition)]).await[0]
 }
 
-/// Several of them at once.
+/// Settles several rows at once.
 pub async fn settle_all<S: Store>(
     node: &OutboxSource<S>,
     settled: &[(&Claimed<OutboxItem>, Disposition)],
@@ -107,24 +106,24 @@ pub fn snooze(after: Duration) -> Disposition {
     Disposition::Retry { after, counted: false, failure: None }
 }
 
-/// A store that can be told to record anything about any row, as its single owner.
-pub struct Marks<S> {
+/// Settles any row with any disposition, as the single owner of the table.
+pub struct RowSettler<S> {
     pub store: S,
-    fence: String,
+    fencing_token: String,
 }
 
-impl<S: Store> Marks<S> {
+impl<S: Store> RowSettler<S> {
     pub async fn of<H: Harness<Store = S>>(db: &H) -> Self {
         let store = db.pool().await.open(TableName::default(), Mode::SingleNode).await.unwrap();
         store.register(Reader::Dispatcher, LEASE).await.unwrap();
         let Owner::Us { generation } = store.acquire_ownership("me", LEASE).await.unwrap() else {
-            panic!("nobody else is there")
+            panic!("no other process owns the table")
         };
-        Self { store, fence: format!("me:{generation}") }
+        Self { store, fencing_token: format!("me:{generation}") }
     }
 
-    pub async fn mark(&self, seq: i64, disposition: &Disposition) -> bool {
+    pub async fn settle(&self, seq: i64, disposition: &Disposition) -> bool {
         let changes = [RowUpdate::of(seq, 1, disposition)];
-        self.store.settle(std::slice::from_ref(&self.fence), &changes).await.unwrap().applied.contains(&seq)
+        self.store.settle(std::slice::from_ref(&self.fencing_token), &changes).await.unwrap().applied.contains(&seq)
     }
 }

@@ -10,12 +10,12 @@ use posthaste::{
 use posthaste_testing::{HookCall, MemoryDatabase, RecordingHook};
 use serde::Deserialize;
 
-use crate::harness::{Calls, Gate, Harness, Meters, all_done, events, on_every_store, row_when, until, write};
+use crate::harness::{Calls, Gate, Harness, Metrics, all_done, events, on_every_store, row_when, until, write};
 
 on_every_store! {
     p1_an_outbox_is_built_from_settings,
     p3_a_typed_listener_gets_its_payload,
-    p4_metrics_are_on_and_cost_nothing_where_nobody_listens,
+    p4_metrics_need_no_switch_and_no_recorder,
 }
 
 async fn p1_an_outbox_is_built_from_settings<H: Harness>(db: H) {
@@ -23,7 +23,7 @@ async fn p1_an_outbox_is_built_from_settings<H: Harness>(db: H) {
         "purge": {"done": 0, "interval": 50}}"#;
     let settings: Settings = serde_json::from_str(settings).unwrap();
     let calls = Calls::default();
-    // What is said after the settings wins.
+    // A builder call after the settings overrides them.
     let builder = Outbox::new(db.pool().await).settings(settings).table("own_outbox").listeners(calls.listeners());
     let outbox = builder.start().await.unwrap();
     assert_eq!(outbox.table().store_name(), "own_outbox");
@@ -33,7 +33,7 @@ async fn p1_an_outbox_is_built_from_settings<H: Harness>(db: H) {
     outbox.close().await;
 }
 
-/// So that a test can ask for the name without naming the store's trait.
+/// Lets a test read the table name without importing the store's trait.
 trait StoreName {
     fn store_name(&self) -> &str;
 }
@@ -75,7 +75,7 @@ fn p2_settings_have_keys_and_defaults() {
     assert_eq!(RetryPolicy::Exponential { base, max, max_attempts: None }, serde_json::from_str(spelt).unwrap());
     assert_eq!(all.unroutable, Unroutable::Leave { grace: Duration::from_millis(10) });
     assert_eq!(all.purge.unwrap().dead, Some(Duration::from_millis(12)));
-    assert!(serde_json::from_str::<Settings>(r#"{"polling": 5}"#).is_err(), "a key that is misspelt is told");
+    assert!(serde_json::from_str::<Settings>(r#"{"polling": 5}"#).is_err(), "an unknown key is refused");
     assert!(serde_json::from_str::<Settings>(r#"{"table": "a b"}"#).is_err());
     assert_eq!(Retention::default(), serde_json::from_str("{}").unwrap());
 }
@@ -108,32 +108,35 @@ async fn p3_a_typed_listener_gets_its_payload<H: Harness>(db: H) {
     all_done(&outbox, &ids[..2]).await;
     let dead = row_when(&outbox, &ids[2], |row| row.status == OutboxStatus::Dead).await;
     outbox.close().await;
-    assert!(dead.last_error.unwrap().starts_with("payload: "), "what is no number will not become one");
+    assert!(
+        dead.last_error.unwrap().starts_with("payload: "),
+        "a payload that cannot be parsed is a permanent failure"
+    );
     assert_eq!(calls.len(), 2);
     for (event_type, is_empty) in [("", true), ("placed", false)] {
         let builder = Outbox::new(db.pool().await).on("placed", |_| async {}).on(event_type, |_| async {});
-        let Some(StartError::Listener(error)) = builder.start().await.err() else { panic!("it does not start") };
+        let Some(StartError::Listener(error)) = builder.start().await.err() else { panic!("the start is refused") };
         assert_eq!(error == RegistrationError::EmptyType, is_empty);
     }
 }
 
-async fn p4_metrics_are_on_and_cost_nothing_where_nobody_listens<H: Harness>(db: H) {
+async fn p4_metrics_need_no_switch_and_no_recorder<H: Harness>(db: H) {
     let calls = Calls::default();
     let silent = Outbox::new(db.pool().await).table("silent").listeners(calls.listeners()).start().await.unwrap();
     let ids = write(&silent, &events(1)).await;
     all_done(&silent, &ids).await;
     silent.close().await;
-    // The recorder is the service's own; nothing has to be switched on.
-    let meters = Meters::default();
-    let listening = meters.listening();
+    // Metrics go to the recorder of the service; no setting switches them on.
+    let metrics = Metrics::default();
+    let listening = metrics.listening();
     let settings = Settings { metrics_prefix: "shop".to_owned(), ..Settings::default() };
     let builder = Outbox::new(db.pool().await).settings(settings).listeners(calls.listeners());
     let outbox = builder.start().await.unwrap();
     drop(listening);
     write(&outbox, &events(1)).await;
-    until("it is counted", async || meters.counter("shop_dispatch_success_total") == 1).await;
+    until("the delivery is counted", async || metrics.counter("shop_dispatch_success_total") == 1).await;
     outbox.close().await;
-    assert!(meters.names().iter().all(|name| name.starts_with("shop_")));
+    assert!(metrics.names().iter().all(|name| name.starts_with("shop_")));
 }
 
 #[tokio::test]
@@ -158,7 +161,7 @@ async fn p5_a_service_is_tested_without_a_database() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn p5_a_test_owns_the_clock() {
+async fn p5_a_test_controls_the_clock() {
     let (database, calls) = (MemoryDatabase::new(), Calls::default());
     let outbox = Outbox::new(database).listeners(calls.listeners()).start().await.unwrap();
     let tomorrow = Event::text("t", "{}").deliver_after(Duration::from_secs(24 * 60 * 60)).build().unwrap();
@@ -167,11 +170,11 @@ async fn p5_a_test_owns_the_clock() {
     while calls.len() == 0 {
         tokio::time::sleep(Duration::from_secs(60)).await;
     }
-    assert!(began.elapsed() >= Duration::from_secs(24 * 60 * 60), "and nobody waited that long");
+    assert!(began.elapsed() >= Duration::from_secs(24 * 60 * 60), "a day of the paused clock");
     outbox.close().await;
 }
 
-/// Its tasks live on the runtime of the service and end with it, whatever a listener does.
+/// The tasks of an outbox run on the runtime of the service and end with it, even while listeners run.
 #[test]
 fn p6_workers_do_not_keep_a_process_alive() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
@@ -185,7 +188,7 @@ fn p6_workers_do_not_keep_a_process_alive() {
     });
     let began = std::time::Instant::now();
     drop(runtime);
-    assert!(began.elapsed() < Duration::from_secs(5), "it ended with four listeners under way");
+    assert!(began.elapsed() < Duration::from_secs(5), "the runtime ended while four listeners ran");
     drop(outbox);
     assert_eq!(calls.len(), 4);
 }

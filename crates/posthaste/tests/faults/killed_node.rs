@@ -1,28 +1,28 @@
-//! `kill -9` of one of two nodes, again and again, while both write and deliver.
+//! The test kills one of two nodes again and again (`kill -9`), while both write and deliver.
 
 use std::time::Duration;
 
 use posthaste::Mode;
 use posthaste_testing::servers;
 
-use crate::checker::Story;
+use crate::checker::History;
 use crate::node::{Entry, Role, now_millis};
 use crate::process::{Node, read, started, wait_until, written};
 
 const LEASE: Duration = Duration::from_secs(2);
 
-/// Processes that write to one file of SQLite all the time wait for each other without any order: one may have to wait
-/// for seconds until it can renew a lease or record an outcome.
+/// Processes that write to one SQLite file wait for its lock in no fair order. One process may wait for seconds until
+/// it can renew a lease or settle a row.
 const LEASE_OF_A_FILE: Duration = Duration::from_secs(6);
 
 fn lease(url: &str) -> Duration {
     if url.starts_with("sqlite") { LEASE_OF_A_FILE } else { LEASE }
 }
 
-/// What the nodes wrote, checked with what their database may make them wait.
-fn told(url: &str, diaries: Vec<Vec<Entry>>, faults: Vec<u64>) -> Story {
-    let story = Story::new(diaries, faults);
-    if url.starts_with("sqlite") { story.recorded_within(LEASE_OF_A_FILE.as_millis() as u64) } else { story }
+/// The history of the nodes, with the time that a settlement may take on this database.
+fn history_of(url: &str, diaries: Vec<Vec<Entry>>, faults: Vec<u64>) -> History {
+    let history = History::new(diaries, faults);
+    if url.starts_with("sqlite") { history.settled_within(LEASE_OF_A_FILE.as_millis() as u64) } else { history }
 }
 
 fn role(url: &str, folder: &std::path::Path, name: &str, mode: Mode, writes: u32) -> Role {
@@ -39,8 +39,8 @@ fn role(url: &str, folder: &std::path::Path, name: &str, mode: Mode, writes: u32
     }
 }
 
-/// One node writes and delivers all the time, the other is killed while it does, and started again.
-fn kill_again_and_again(url: &str, mode: Mode) -> Story {
+/// One node writes and delivers all the time. The other is killed while it does the same, and started again.
+fn kill_again_and_again(url: &str, mode: Mode) -> History {
     let folder = tempfile::tempdir().unwrap();
     let steady = role(url, folder.path(), "steady", mode, u32::MAX);
     let survivor = Node::start(&steady);
@@ -54,17 +54,17 @@ fn kill_again_and_again(url: &str, mode: Mode) -> Story {
         faults.push(now_millis());
         diaries.push(doomed.diary);
     }
-    let story = || {
+    let history = || {
         let mut all: Vec<_> = diaries.iter().map(read).collect();
         all.push(survivor.entries());
-        told(url, all, faults.clone())
+        history_of(url, all, faults.clone())
     };
     std::fs::write(folder.path().join("enough"), "").unwrap();
     survivor.wait_until("everything is written", written);
-    wait_until("everything that was committed is delivered", || story().is_complete());
-    let story = story();
+    wait_until("everything that was committed is delivered", || history().is_complete());
+    let history = history();
     survivor.stop();
-    story
+    history
 }
 
 fn check_killed(url: &str) {
@@ -72,7 +72,7 @@ fn check_killed(url: &str) {
     assert!(summary.committed > 500, "{summary:?}");
 }
 
-/// A file in this folder, which two processes share.
+/// The URL of a database file in this folder, which two processes share.
 fn sqlite(folder: &tempfile::TempDir) -> String {
     format!("sqlite://{}?mode=rwc", folder.path().join("shared.db").display())
 }
@@ -93,23 +93,23 @@ async fn a_killed_node_loses_nothing_on_sqlite() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn order_outlives_a_killed_node_on_postgres() {
+async fn order_survives_a_killed_node_on_postgres() {
     check_order_of_killed(&servers::postgres().await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn order_outlives_a_killed_node_on_mariadb() {
+async fn order_survives_a_killed_node_on_mariadb() {
     check_order_of_killed(&servers::mariadb().await);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn order_outlives_a_killed_node_on_sqlite() {
+async fn order_survives_a_killed_node_on_sqlite() {
     check_order_of_killed(&sqlite(&tempfile::tempdir().unwrap()));
 }
 
 fn check_order_of_killed(url: &str) {
     let folder = tempfile::tempdir().unwrap();
-    // One writes, so that there is one order; both deliver.
+    // Only one node writes, so that there is one order. Both deliver.
     let writer = role(url, folder.path(), "writer", Mode::ORDERED, u32::MAX);
     let survivor = Node::start(&writer);
     let (mut faults, mut diaries) = (Vec::new(), Vec::new());
@@ -121,24 +121,24 @@ fn check_order_of_killed(url: &str) {
         faults.push(now_millis());
         diaries.push(doomed.diary);
     }
-    let story = || {
+    let history = || {
         let mut all: Vec<_> = diaries.iter().map(read).collect();
         all.push(survivor.entries());
-        told(url, all, faults.clone())
+        history_of(url, all, faults.clone())
     };
     std::fs::write(folder.path().join("enough"), "").unwrap();
     survivor.wait_until("everything is written", written);
-    wait_until("everything that was committed is delivered", || story().is_complete());
-    let story = story();
+    wait_until("everything that was committed is delivered", || history().is_complete());
+    let history = history();
     survivor.stop();
-    story.check();
-    story.check_order();
+    history.check();
+    history.check_order();
 }
 
-/// Killed between the claim and the settlement, in the middle of a batch: what was done stays done, the rest is done by
-/// the other.
+/// A node is killed between the claim and the settlement, in the middle of a batch. Events that were done stay done,
+/// and the other node delivers the rest.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_killed_in_the_middle_of_a_batch_leaves_the_rest_to_the_next() {
+async fn a_node_killed_in_the_middle_of_a_batch_leaves_the_rest_to_another_node() {
     let url = servers::postgres().await;
     let folder = tempfile::tempdir().unwrap();
     let mut first = role(&url, folder.path(), "first", Mode::MultiNode, 200);
@@ -150,11 +150,11 @@ async fn a_node_killed_in_the_middle_of_a_batch_leaves_the_rest_to_the_next() {
     let at = now_millis();
     let second = role(&url, folder.path(), "second", Mode::MultiNode, 0);
     let other = Node::start(&second);
-    let story = || Story::new(vec![read(&first.diary), other.entries()], vec![at]);
-    wait_until("everything that was committed is delivered", || story().is_complete());
-    let summary = story().check();
+    let history = || History::new(vec![read(&first.diary), other.entries()], vec![at]);
+    wait_until("everything that was committed is delivered", || history().is_complete());
+    let summary = history().check();
     other.stop();
     assert_eq!(summary.committed, 180);
-    // Four workers were at it, and what they had ended in the last moment may not have been recorded.
+    // Four workers were delivering, and the deliveries that they ended last may not have been settled.
     assert!(summary.duplicates < 50, "{summary:?}");
 }

@@ -1,4 +1,4 @@
-//! What a table may be called.
+//! Table names that are reserved words of SQL.
 
 use std::time::Duration;
 
@@ -7,11 +7,11 @@ use posthaste::{DeadFilter, Event, Failure, Mode, Outbox, OutboxStatus, Retentio
 use crate::harness::{Calls, Harness, all_done, event_of, on_every_store, row_when, until, write, write_plain};
 
 on_every_store! {
-    words_that_sql_reserves_are_names_of_tables,
+    a_table_may_be_named_with_a_reserved_word,
 }
 
-/// Everything that is done with a table in its life, with a name that means something else in SQL.
-async fn words_that_sql_reserves_are_names_of_tables<H: Harness>(db: H) {
+/// Runs every operation on a table whose name is a reserved word of SQL.
+async fn a_table_may_be_named_with_a_reserved_word<H: Harness>(db: H) {
     for (name, mode) in
         [("order", Mode::ORDERED), ("user", Mode::SingleNode), ("group", Mode::MultiNode), ("table", Mode::ORDERED)]
     {

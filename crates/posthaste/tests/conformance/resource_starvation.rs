@@ -1,4 +1,4 @@
-//! A service that blocks every thread of its runtime, or holds every connection of its pool, for longer than a lease.
+//! A service that blocks every thread of its runtime, or uses every connection of its pool, for longer than a lease.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use crate::harness::{Calls, Database, Harness, MODES, all_done, event_of, on_eve
 
 on_every_database! {
     listeners_that_block_every_thread_lose_no_lease,
-    a_service_that_holds_its_whole_pool_loses_no_lease,
+    an_exhausted_connection_pool_loses_no_lease,
 }
 
 const SHORT_LEASE: Duration = Duration::from_millis(1_500);
 const LONGER_THAN_A_LEASE: Duration = Duration::from_secs(3);
 const EVENTS: usize = 6;
 
-/// A second node, which takes over whatever the first one loses.
+/// A second node, which claims every row whose lease the first node loses.
 async fn rival<H: Harness>(db: &H, mode: Mode, table: &str, calls: &Calls) -> Outbox<H::Store> {
     let builder = Outbox::new(db.pool().await).mode(mode).table(table).lease(SHORT_LEASE);
     builder.poll_interval(Duration::from_millis(50)).listeners(calls.listeners()).start().await.unwrap()
@@ -26,7 +26,7 @@ async fn listeners_that_block_every_thread_lose_no_lease<H: Database>(db: H) {
         let table = format!("blocked_{}", mode.word());
         let events: Vec<Event> = (0..EVENTS).map(|number| event_of(&number.to_string())).collect();
         let ids = write_plain(&db, &writer_of(&db, &table).await, &events).await;
-        // The service has a runtime of two threads, and listeners that do not know that they must not block.
+        // The service has a runtime of two threads, and listeners that block them.
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let calls = Calls::default();
         let (pool, blocking) = (db.pool().await, calls.clone());
@@ -50,7 +50,7 @@ async fn listeners_that_block_every_thread_lose_no_lease<H: Database>(db: H) {
     }
 }
 
-async fn a_service_that_holds_its_whole_pool_loses_no_lease<H: Database>(db: H) {
+async fn an_exhausted_connection_pool_loses_no_lease<H: Database>(db: H) {
     for mode in MODES {
         let table = format!("exhausted_{}", mode.word());
         let calls = Calls::default();
@@ -62,13 +62,13 @@ async fn a_service_that_holds_its_whole_pool_loses_no_lease<H: Database>(db: H) 
         let ids = write_plain(&db, &writer_of(&db, &table).await, &events).await;
         greedy.committed();
         calls.wait_for(4).await;
-        let mut held = Vec::new();
+        let mut open_transactions = Vec::new();
         for _ in 0..5 {
-            held.push(H::begin_plain(&pool).await);
+            open_transactions.push(H::begin_plain(&pool).await);
         }
         let rival = rival(&db, mode, &table, &calls).await;
         all_done(&rival, &ids).await;
-        drop(held);
+        drop(open_transactions);
         let counts = calls.counts();
         assert!(counts.len() == EVENTS && counts.values().all(|count| *count == 1), "{mode:?}: {counts:?}");
         greedy.close().await;

@@ -1,30 +1,30 @@
-//! A node that stands still for longer than its lease, and wakes up as if nothing had been.
+//! A node is paused for longer than its lease and then continues.
 
 use std::time::Duration;
 
 use posthaste::Mode;
 use posthaste_testing::servers;
 
-use crate::checker::Story;
+use crate::checker::History;
 use crate::node::{Role, now_millis};
 use crate::process::{Node, started, wait_until, written};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_paused_node_repeats_nothing_but_its_own_on_postgres() {
+async fn a_paused_node_repeats_only_its_own_deliveries_on_postgres() {
     for mode in [Mode::MultiNode, Mode::ORDERED] {
         pause(&servers::postgres().await, mode);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_paused_node_repeats_nothing_but_its_own_on_mariadb() {
+async fn a_paused_node_repeats_only_its_own_deliveries_on_mariadb() {
     for mode in [Mode::MultiNode, Mode::ORDERED] {
         pause(&servers::mariadb().await, mode);
     }
 }
 
-/// Two nodes, one of which is paused: it must not deliver what the other took over when it wakes up, and while it stands
-/// still it must not keep the other from recording what that has delivered.
+/// Pauses one of two nodes. When the paused node continues, it must not deliver events that the other node claimed
+/// meanwhile. While it is paused, it must not block the settlements of the other node.
 fn pause(url: &str, mode: Mode) {
     let folder = tempfile::tempdir().unwrap();
     let role = |name: &str, writes| Role {
@@ -41,21 +41,21 @@ fn pause(url: &str, mode: Mode) {
     let (paused, other) = (Node::start(&role("paused", u32::MAX)), Node::start(&role("other", 0)));
     let mut faults = Vec::new();
     for round in 1..=2 {
-        paused.wait_until("it is at work", |entries| started(entries) > 100 * round);
+        paused.wait_until("the node delivers", |entries| started(entries) > 100 * round);
         paused.signal("STOP");
         faults.push(now_millis());
-        // Longer than its lease by the clock of the database: that is the fault, and not a wait for anything.
+        // This sleep, longer than the lease, is the fault itself. The test does not wait for anything here.
         std::thread::sleep(Duration::from_secs(5));
         paused.signal("CONT");
         faults.push(now_millis());
     }
     std::fs::write(folder.path().join("enough"), "").unwrap();
-    let story = || Story::new(vec![paused.entries(), other.entries()], faults.clone());
+    let history = || History::new(vec![paused.entries(), other.entries()], faults.clone());
     paused.wait_until("everything is written", written);
-    wait_until("everything that was committed is delivered", || story().is_complete());
-    let summary = story().check();
+    wait_until("everything that was committed is delivered", || history().is_complete());
+    let summary = history().check();
     paused.stop();
     other.stop();
-    // At most what its four workers had in hand, and what they had ended and not recorded, each time.
+    // Each pause repeats at most the deliveries of its four workers that were in flight, or ended and not settled.
     assert!(summary.duplicates <= 100, "{summary:?}");
 }

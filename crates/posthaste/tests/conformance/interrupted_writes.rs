@@ -1,4 +1,4 @@
-//! Transactions, writes and commits that are cut off half way, or that the database rolled back without being asked.
+//! Writes and commits that are interrupted, and transactions that the database rolls back by itself.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::harness::{
 };
 
 on_every_store! {
-    a_failed_write_that_is_ignored_delivers_nothing_that_did_not_commit,
-    an_event_that_was_written_before_keeps_its_lease_when_the_second_write_fails,
-    a_commit_that_is_dropped_is_carried_through,
-    a_write_that_is_dropped_costs_no_lease,
+    after_an_ignored_write_error_only_committed_events_are_delivered,
+    a_failed_duplicate_write_does_not_release_the_first_event,
+    a_dropped_commit_future_still_commits,
+    a_dropped_write_future_loses_no_lease,
 }
 
 mod on_postgres {
@@ -28,28 +28,28 @@ mod on_mysql {
 
 const HOT_MODES: [Mode; 2] = [Mode::SingleNode, Mode::MultiNode];
 
-/// On some databases a failed statement spoils its transaction, on others it does not: what commit() says is what happened.
-async fn a_failed_write_that_is_ignored_delivers_nothing_that_did_not_commit<H: Harness>(db: H) {
+/// After a failed statement some databases roll back the transaction and others do not. commit() reports what happened.
+async fn after_an_ignored_write_error_only_committed_events_are_delivered<H: Harness>(db: H) {
     for mode in [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED] {
         let (calls, hook) = (Calls::default(), RecordingHook::new());
         let table = format!("ignored_{}", mode.word());
         let builder = Outbox::new(db.pool().await).mode(mode).table(&table).hook(hook.clone());
         let outbox = builder.listeners(calls.listeners()).start().await.unwrap();
-        let (taken, first) = (named("taken"), event());
+        let (existing, first) = (named("existing"), event());
         let mut transaction = outbox.begin().await.unwrap();
-        outbox.write(&mut transaction, &taken).await.unwrap();
+        outbox.write(&mut transaction, &existing).await.unwrap();
         transaction.commit().await.unwrap();
         let mut transaction = outbox.begin().await.unwrap();
         outbox.write(&mut transaction, &first).await.unwrap();
-        assert!(outbox.write(&mut transaction, &taken).await.is_err(), "its id is taken");
+        assert!(outbox.write(&mut transaction, &existing).await.is_err(), "its id is already in use");
         let committed = transaction.commit().await.is_ok();
         assert_eq!(outbox.find(first.id()).await.unwrap().is_some(), committed, "{mode:?}");
-        let told = hook.calls().into_iter().rev().find_map(|call| match call {
+        let reported = hook.calls().into_iter().rev().find_map(|call| match call {
             HookCall::AfterCommit(_) => Some(true),
             HookCall::AfterRollback(_) => Some(false),
             _ => None,
         });
-        assert_eq!(told, Some(committed), "{mode:?}: the hook hears what happened");
+        assert_eq!(reported, Some(committed), "{mode:?}: the hook is called with the real outcome");
         let last = event();
         let mut transaction = outbox.begin().await.unwrap();
         outbox.write(&mut transaction, &last).await.unwrap();
@@ -60,8 +60,8 @@ async fn a_failed_write_that_is_ignored_delivers_nothing_that_did_not_commit<H: 
     }
 }
 
-/// The second write finds the id taken by the first: what the first one handed over is delivered once.
-async fn an_event_that_was_written_before_keeps_its_lease_when_the_second_write_fails<H: Harness>(db: H) {
+/// The second write fails because the first one used the id. The event of the first write is delivered once.
+async fn a_failed_duplicate_write_does_not_release_the_first_event<H: Harness>(db: H) {
     let calls = Calls::default();
     let slow = calls.slow_listeners(Duration::from_millis(500));
     let builder = Outbox::new(db.pool().await).mode(Mode::MultiNode).poll_interval(Duration::from_millis(20));
@@ -69,7 +69,7 @@ async fn an_event_that_was_written_before_keeps_its_lease_when_the_second_write_
     let (twice, last) = (event(), event());
     let mut transaction = outbox.begin().await.unwrap();
     outbox.write(&mut transaction, &twice).await.unwrap();
-    assert!(outbox.write(&mut transaction, &twice).await.is_err(), "its id is taken");
+    assert!(outbox.write(&mut transaction, &twice).await.is_err(), "its id is already in use");
     let committed = transaction.commit().await.is_ok();
     let mut transaction = outbox.begin().await.unwrap();
     outbox.write(&mut transaction, &last).await.unwrap();
@@ -107,15 +107,15 @@ async fn a_commit_that_the_database_rolled_back_is_an_error(db: Postgres) {
         outbox.close().await;
         assert_eq!(calls.len(), 0);
     }
-    // The same by a write of another outbox in the transaction.
+    // The same, caused by a failed write of another outbox in the transaction.
     let (calls, others) = (Calls::default(), Calls::default());
     let outbox = outbox(&db, &calls, |builder| builder.table("one")).await;
     let other = crate::harness::outbox(&db, &others, |builder| builder.table("other")).await;
-    let (taken, mine) = (named("taken"), event());
-    crate::harness::write(&other, std::slice::from_ref(&taken)).await;
+    let (existing, mine) = (named("existing"), event());
+    crate::harness::write(&other, std::slice::from_ref(&existing)).await;
     let mut transaction = outbox.begin().await.unwrap();
     outbox.write(&mut transaction, &mine).await.unwrap();
-    assert!(other.write(&mut transaction, &taken).await.is_err(), "its id is taken");
+    assert!(other.write(&mut transaction, &existing).await.is_err(), "its id is already in use");
     transaction.commit().await.expect_err("PostgreSQL rolled it back");
     outbox.close().await;
     other.close().await;
@@ -134,7 +134,7 @@ async fn a_deadlock_that_is_ignored_fails_the_commit(db: MySql) {
         let mut victim = outbox.begin().await.unwrap();
         outbox.write(&mut victim, &event).await.unwrap();
         MySql::execute_on(&mut victim, "UPDATE accounts SET balance = 1 WHERE id = 1").await;
-        // The other one has changed more, so the server gives up the one with the event.
+        // The other transaction has changed more rows, so the server rolls back the one with the event.
         let pool = db.pool().await;
         let mut other = pool.begin().await.unwrap();
         sqlx::query("UPDATE accounts SET balance = 2 WHERE id > 1").execute(&mut *other).await.unwrap();
@@ -152,7 +152,7 @@ async fn a_deadlock_that_is_ignored_fails_the_commit(db: MySql) {
     }
 }
 
-/// Every event whose row is there is delivered without waiting for its lease, which lasts for half a minute.
+/// Every event whose row exists is delivered without waiting for the end of its lease, which lasts half a minute.
 async fn all_are_delivered_once<S: Store>(outbox: &Outbox<S>, calls: &Calls, events: &[Event]) {
     let mut there = Vec::new();
     for event in events {
@@ -166,10 +166,10 @@ async fn all_are_delivered_once<S: Store>(outbox: &Outbox<S>, calls: &Calls, eve
     }
     let counts = calls.counts();
     assert!(there.iter().all(|id| counts.get(id) == Some(&1)), "once each");
-    assert_eq!(counts.len(), there.len(), "nothing else");
+    assert_eq!(counts.len(), there.len(), "no other event is delivered");
 }
 
-async fn a_commit_that_is_dropped_is_carried_through<H: Harness>(db: H) {
+async fn a_dropped_commit_future_still_commits<H: Harness>(db: H) {
     for mode in HOT_MODES {
         let calls = Calls::default();
         let table = format!("dropped_commit_{}", mode.word());
@@ -184,8 +184,8 @@ async fn a_commit_that_is_dropped_is_carried_through<H: Harness>(db: H) {
             }
             events.push(event);
         }
-        // A commit that was begun is carried through: nothing is left open, and everything is there.
-        until("every commit is through", async || {
+        // A commit that began is completed: no transaction stays open, and every event is in the table.
+        until("every commit is completed", async || {
             let mut there = 0;
             for event in &events {
                 there += usize::from(outbox.find(event.id()).await.unwrap().is_some());
@@ -198,7 +198,7 @@ async fn a_commit_that_is_dropped_is_carried_through<H: Harness>(db: H) {
     }
 }
 
-async fn a_write_that_is_dropped_costs_no_lease<H: Harness>(db: H) {
+async fn a_dropped_write_future_loses_no_lease<H: Harness>(db: H) {
     for mode in HOT_MODES {
         let calls = Calls::default();
         let table = format!("dropped_write_{}", mode.word());
@@ -208,8 +208,8 @@ async fn a_write_that_is_dropped_costs_no_lease<H: Harness>(db: H) {
             let (event, last) = (event(), event());
             let mut transaction = outbox.begin().await.unwrap();
             let _ = timeout(Duration::from_micros(patience * 25), outbox.write(&mut transaction, &event)).await;
-            // The service goes on: the event is written or it is not, and nobody knows. Where a driver cannot go on with a
-            // connection after that, it says so, and nothing is written.
+            // The service continues without knowing if the event was written. If a driver cannot use the connection any
+            // more, the next write returns an error and nothing is written.
             let goes_on = outbox.write(&mut transaction, &last).await.is_ok();
             let committed = transaction.commit().await.is_ok();
             assert_eq!(outbox.find(last.id()).await.unwrap().is_some(), goes_on && committed);

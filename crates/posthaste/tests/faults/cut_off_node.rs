@@ -1,5 +1,5 @@
-//! A node that is cut off from its database while another one is not: for longer than its lease, by connections that
-//! stall without a word, and by answers that are lost at COMMIT.
+//! One node is cut off from its database while another node is not: for longer than its lease, by connections that
+//! stall silently, or by answers that are lost at COMMIT.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ const WORK: Duration = Duration::from_millis(10);
 const EVENTS: usize = 1_500;
 const MODES: [Mode; 3] = [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED];
 
-/// How often each event was delivered, by whatever node.
+/// The number of deliveries of each event, by all nodes together.
 #[derive(Clone, Default)]
 struct Deliveries(Arc<Mutex<HashMap<String, usize>>>);
 
@@ -58,7 +58,7 @@ async fn write<S: Store>(pool: impl Pool<S>, mode: Mode, count: usize) -> Vec<St
     ids
 }
 
-/// All are done, none was given up, and no lease was lost but by those that were in flight.
+/// Every event is done.
 async fn check<S: Store>(outbox: &Outbox<S>, ids: &[String]) {
     for id in ids {
         let row = outbox.find(id).await.unwrap().unwrap();
@@ -66,33 +66,33 @@ async fn check<S: Store>(outbox: &Outbox<S>, ids: &[String]) {
     }
 }
 
-/// The node whose database is away has delivered what it could not record, and another one delivers that again: no more
-/// than was in flight when it noticed.
+/// One node loses its database for longer than a lease. Another node repeats only the deliveries that the first node
+/// made and could not settle.
 async fn away<S: Store, P: Pool<S> + Clone>(direct: P, proxied: P, cutter: &Cutter, mode: Mode) {
     let deliveries = Deliveries::default();
     let ids = write(direct.clone(), mode, EVENTS).await;
     let cut_off = start(proxied, mode, &deliveries).await;
-    wait_until("it is at work", || deliveries.events() > 200);
+    wait_until("the node delivers", || deliveries.events() > 200);
     let other = start(direct, mode, &deliveries).await;
     cutter.take_away().await;
-    // Longer than the lease: that is the fault, and not a wait for anything.
+    // This sleep, longer than the lease, is the fault itself. The test does not wait for anything here.
     tokio::time::sleep(LEASE * 2).await;
     cutter.restore();
     wait_until("everything is delivered", || deliveries.events() == EVENTS);
     cut_off.close().await;
     other.close().await;
     check(&other, &ids).await;
-    // Four workers deliver a hundred events a second each: what they ended in half a second, and had not recorded.
+    // Four workers deliver a hundred events a second each. The limit is what they deliver in about half a second.
     assert!(deliveries.repeated() <= 250, "{mode:?}: {} deliveries were repeated", deliveries.repeated());
 }
 
-/// Connections stall without a word while new ones work: nothing waits for the operating system to notice.
+/// Open connections stall silently while new ones work. The node does not wait until the operating system notices.
 async fn stalled<S: Store, P: Pool<S> + Clone>(direct: P, proxied: P, cutter: &Cutter, mode: Mode) {
     let deliveries = Deliveries::default();
     let ids = write(direct.clone(), mode, EVENTS).await;
     let node = start(proxied, mode, &deliveries).await;
     for stalls in 1..=2 {
-        wait_until("it is at work", || deliveries.events() > 300 * stalls);
+        wait_until("the node delivers", || deliveries.events() > 300 * stalls);
         cutter.stall();
     }
     wait_until("everything is delivered", || deliveries.events() == EVENTS);
@@ -102,7 +102,7 @@ async fn stalled<S: Store, P: Pool<S> + Clone>(direct: P, proxied: P, cutter: &C
     assert!(deliveries.repeated() <= 250, "{mode:?}: {} deliveries were repeated", deliveries.repeated());
 }
 
-/// Answers are lost at the COMMIT of whatever statement comes next: claims, settlements, renewals.
+/// The answer to the next COMMIT is lost, whatever it commits: a claim, a settlement or a renewal.
 async fn lost_answers<S: Store, P: Pool<S> + Clone>(direct: P, proxied: P, cutter: &Cutter, mode: Mode) {
     let deliveries = Deliveries::default();
     let ids = write(direct.clone(), mode, EVENTS).await;
@@ -113,21 +113,25 @@ async fn lost_answers<S: Store, P: Pool<S> + Clone>(direct: P, proxied: P, cutte
         cutter.cut_when_sent(b"COMMIT", Keep::Forwarded);
         cutter.cut().await;
         cuts += 1;
-        wait_until("it goes on", || deliveries.events() > seen + 50);
+        wait_until("the node delivers more", || deliveries.events() > seen + 50);
     }
     assert!(cuts > 10, "{cuts}");
     wait_until("everything is delivered", || deliveries.events() == EVENTS);
     node.close().await;
     let reader = Outbox::new(direct).mode(Mode::WriterOnly).table(mode.word()).start().await.unwrap();
     check(&reader, &ids).await;
-    assert_eq!(deliveries.repeated(), 0, "{mode:?}: a lost answer is no reason to deliver again");
+    assert_eq!(deliveries.repeated(), 0, "{mode:?}: a lost answer repeats no delivery");
     for id in &ids {
-        assert_eq!(reader.find(id).await.unwrap().unwrap().lease_losses, 0, "{mode:?}: nor is it a lost lease");
+        assert_eq!(
+            reader.find(id).await.unwrap().unwrap().lease_losses,
+            0,
+            "{mode:?}: a lost answer is not a lost lease"
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_postgres_that_is_away_for_longer_than_a_lease_repeats_only_what_was_in_flight() {
+async fn losing_postgres_for_longer_than_a_lease_repeats_only_deliveries_in_flight() {
     for mode in MODES {
         let (url, cutter) = postgres().await;
         away(PgPool::connect(&url).await.unwrap(), PgPool::connect(cutter.url()).await.unwrap(), &cutter, mode).await;
@@ -135,7 +139,7 @@ async fn a_postgres_that_is_away_for_longer_than_a_lease_repeats_only_what_was_i
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_mariadb_that_is_away_for_longer_than_a_lease_repeats_only_what_was_in_flight() {
+async fn losing_mariadb_for_longer_than_a_lease_repeats_only_deliveries_in_flight() {
     for mode in MODES {
         let (url, cutter) = mariadb().await;
         let (direct, proxied) =
@@ -145,7 +149,7 @@ async fn a_mariadb_that_is_away_for_longer_than_a_lease_repeats_only_what_was_in
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_to_postgres_that_stall_are_given_up() {
+async fn stalled_connections_to_postgres_are_replaced() {
     for mode in MODES {
         let (url, cutter) = postgres().await;
         stalled(PgPool::connect(&url).await.unwrap(), PgPool::connect(cutter.url()).await.unwrap(), &cutter, mode)
@@ -154,7 +158,7 @@ async fn connections_to_postgres_that_stall_are_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_to_mariadb_that_stall_are_given_up() {
+async fn stalled_connections_to_mariadb_are_replaced() {
     for mode in MODES {
         let (url, cutter) = mariadb().await;
         let (direct, proxied) =
@@ -164,7 +168,7 @@ async fn connections_to_mariadb_that_stall_are_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_of_postgres_that_are_lost_at_commit_repeat_nothing() {
+async fn lost_commit_answers_of_postgres_repeat_no_delivery() {
     for mode in MODES {
         let (url, cutter) = postgres().await;
         lost_answers(PgPool::connect(&url).await.unwrap(), PgPool::connect(cutter.url()).await.unwrap(), &cutter, mode)
@@ -173,7 +177,7 @@ async fn answers_of_postgres_that_are_lost_at_commit_repeat_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_of_mariadb_that_are_lost_at_commit_repeat_nothing() {
+async fn lost_commit_answers_of_mariadb_repeat_no_delivery() {
     for mode in MODES {
         let (url, cutter) = mariadb().await;
         let (direct, proxied) =

@@ -1,4 +1,4 @@
-//! I: what keeps an event from being taken twice, how long a retry waits, and who listens to what.
+//! I: claims that exclude each other, the backoff of retries, and the routing of events to listeners.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use posthaste_core::{Claimed, Delivery, Outcome, Sink, Source};
 use crate::harness::{Harness, Tamper, claim, claimed_ids, events, node, on_every_store, write, writer};
 
 on_every_store! {
-    i1_what_is_claimed_is_not_claimed_again_until_it_is_released,
+    i1_a_claimed_row_is_not_claimed_again_until_it_is_released,
     i2_a_claim_lasts_one_lease,
 }
 
-async fn i1_what_is_claimed_is_not_claimed_again_until_it_is_released<H: Harness>(db: H) {
+async fn i1_a_claimed_row_is_not_claimed_again_until_it_is_released<H: Harness>(db: H) {
     for mode in [Mode::SingleNode, Mode::MultiNode] {
         let db = if mode == Mode::SingleNode { &db } else { &H::start().await };
         let ids = write(&writer(db).await, &events(2)).await;
@@ -21,13 +21,13 @@ async fn i1_what_is_claimed_is_not_claimed_again_until_it_is_released<H: Harness
         let first = claim(&node, 1).await;
         assert_eq!(claimed_ids(&first), ids[..1]);
         let second = claim(&node, 10).await;
-        assert_eq!(claimed_ids(&second), ids[1..], "the other one only");
+        assert_eq!(claimed_ids(&second), ids[1..], "only the row that is not claimed");
         assert!(claim(&node, 10).await.is_empty());
         node.release(&[&first[0]]).await.unwrap();
         let again = claim(&node, 10).await;
         assert_eq!(claimed_ids(&again), ids[..1]);
         node.release(&[&first[0]]).await.unwrap();
-        assert!(claim(&node, 10).await.is_empty(), "what the first claim no longer holds it cannot release");
+        assert!(claim(&node, 10).await.is_empty(), "a claim cannot release a row that another claim has");
     }
 }
 
@@ -64,7 +64,7 @@ fn i3_backoff_doubles_with_jitter_up_to_its_maximum() {
 }
 
 #[tokio::test]
-async fn i3_a_backoff_without_time_is_refused() {
+async fn i3_a_backoff_of_zero_is_refused() {
     for (base, max) in [(Duration::ZERO, Duration::from_secs(1)), (Duration::from_secs(1), Duration::ZERO)] {
         let retry = RetryPolicy::Exponential { base, max, max_attempts: Some(1) };
         let database = posthaste_testing::MemoryDatabase::new();
@@ -73,7 +73,7 @@ async fn i3_a_backoff_without_time_is_refused() {
     }
 }
 
-/// What the listeners make of an event.
+/// The outcome of an event that these listeners get.
 async fn outcome(listeners: &Listeners, event: Event) -> Outcome {
     let (delivery, outcome) = Delivery::detached(Claimed::new(OutboxItem::detached(event), 1, 0));
     listeners.clone().into_sink(Unroutable::Dead, None, "posthaste").deliver(vec![delivery]).await;
@@ -81,7 +81,7 @@ async fn outcome(listeners: &Listeners, event: Event) -> Outcome {
 }
 
 #[tokio::test]
-async fn i4_one_listener_for_each_pair_of_types() {
+async fn i4_each_pair_of_types_has_one_listener() {
     let listeners = Listeners::new().on("e", |_| async {}).unwrap();
     let listeners = listeners.on_aggregate("a:b", "c", |_| async {}).unwrap();
     let listeners =
@@ -94,7 +94,7 @@ async fn i4_one_listener_for_each_pair_of_types() {
     assert_eq!(outcome(&listeners, event("__GLOBAL__", "e")).await, Outcome::Delivered);
     assert_eq!(outcome(&listeners, event("a:b", "c")).await, Outcome::Delivered);
     assert_eq!(outcome(&listeners, event("a", "b:c")).await, Outcome::Snoozed { wait: Duration::ZERO });
-    let Outcome::Failed(failure) = outcome(&listeners, event("a", "e")).await else { panic!("nobody is for it") };
+    let Outcome::Failed(failure) = outcome(&listeners, event("a", "e")).await else { panic!("no listener matches") };
     assert_eq!(failure.code, "unroutable");
     assert_eq!(Listeners::new().on("", |_| async {}).err(), Some(RegistrationError::EmptyType));
 }

@@ -1,4 +1,4 @@
-//! How events come into a table, and who sees them when.
+//! How events are inserted, and when claims see them.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ on_every_store! {
     a_write_is_seen_after_its_commit_and_never_after_a_rollback,
     many_events_are_written_in_order,
     the_largest_payloads_are_written_together,
-    what_is_born_leased_is_nobody_elses,
-    a_delay_is_the_databases_or_the_callers,
+    a_pre_claimed_row_belongs_to_its_writer,
+    a_delay_counts_from_the_databases_clock,
 }
 
 on_every_database! {
-    an_id_is_written_once,
+    a_duplicate_event_id_is_refused,
 }
 
 async fn a_write_is_seen_after_its_commit_and_never_after_a_rollback<H: Harness>(db: H) {
@@ -31,7 +31,7 @@ async fn a_write_is_seen_after_its_commit_and_never_after_a_rollback<H: Harness>
         let db = H::start().await;
         let table = dispatcher(&db, *mode).await;
         let (store, node) = (table.store(), table.dispatcher_source());
-        // Single node: the table is owned from here on, and a claim need not write.
+        // In single-node mode this claim acquires the ownership of the table, so that later claims need not write.
         assert!(claim(&node, 10).await.is_empty());
         let mut transaction = store.begin().await.unwrap();
         insert(&table, &mut transaction, &[named("rolled-back")]).await;
@@ -80,7 +80,7 @@ async fn the_largest_payloads_are_written_together<H: Harness>(db: H) {
     assert!(items.iter().all(|claimed| claimed.item.event.payload().as_bytes().len() == MAX_PAYLOAD));
 }
 
-async fn an_id_is_written_once<H: Database>(db: H) {
+async fn a_duplicate_event_id_is_refused<H: Database>(db: H) {
     let table = dispatcher(&db, Mode::SingleNode).await;
     write_to(&table, &[named("1")]).await;
     let mut transaction = table.store().begin().await.unwrap();
@@ -89,7 +89,7 @@ async fn an_id_is_written_once<H: Database>(db: H) {
     assert!(refused.chain().contains("event_id"), "{}", refused.chain());
 }
 
-async fn what_is_born_leased_is_nobody_elses<H: Harness>(db: H) {
+async fn a_pre_claimed_row_belongs_to_its_writer<H: Harness>(db: H) {
     let table = dispatcher(&db, Mode::MultiNode).await;
     let (store, node) = (table.store(), table.dispatcher_source());
     let mut transaction = store.begin().await.unwrap();
@@ -103,10 +103,10 @@ async fn what_is_born_leased_is_nobody_elses<H: Harness>(db: H) {
     store.release(&LeaseSet::Rows { claim_ids: &claim_ids, rows: &[rows[1]] }).await.unwrap();
     assert_eq!(claimed_ids(&claim(&node, 10).await), ["theirs"]);
     let renewed = store.renew(&claim_ids, &rows).await.unwrap();
-    assert_eq!(renewed.applied.into_iter().collect::<Vec<_>>(), [rows[0]], "the other has another claim now");
+    assert_eq!(renewed.applied.into_iter().collect::<Vec<_>>(), [rows[0]], "another claim has the other row now");
 }
 
-async fn a_delay_is_the_databases_or_the_callers<H: Harness>(db: H) {
+async fn a_delay_counts_from_the_databases_clock<H: Harness>(db: H) {
     let outbox = writer(&db).await;
     let at = (Utc::now() + TimeDelta::hours(2)).trunc_subsecs(6);
     let wait = Duration::from_millis(3_600_250);
@@ -117,7 +117,7 @@ async fn a_delay_is_the_databases_or_the_callers<H: Harness>(db: H) {
         build("for-ever").deliver_after(Duration::MAX),
         build("far").available_at(DateTime::<Utc>::MAX_UTC),
         build("ancient").occurred_at(DateTime::<Utc>::MIN_UTC),
-        build("unborn").occurred_at(DateTime::<Utc>::MAX_UTC),
+        build("in-the-future").occurred_at(DateTime::<Utc>::MAX_UTC),
     ];
     write(&outbox, &events.map(|event| event.build().unwrap())).await;
     let until = row(&outbox, "until").await;
@@ -129,5 +129,5 @@ async fn a_delay_is_the_databases_or_the_callers<H: Harness>(db: H) {
     for id in ["for-ever", "far"] {
         assert!(row(&outbox, id).await.available_at > Utc::now() + TimeDelta::days(36_000), "{id}");
     }
-    assert_eq!(claimed_ids(&claim(&node(&db, Mode::SingleNode).await, 10).await), ["ancient", "unborn"]);
+    assert_eq!(claimed_ids(&claim(&node(&db, Mode::SingleNode).await, 10).await), ["ancient", "in-the-future"]);
 }

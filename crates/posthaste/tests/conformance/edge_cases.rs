@@ -1,4 +1,4 @@
-//! What a service may do wrong, and what a database may, without an event being lost, delivered twice or made up.
+//! Edge cases of services and databases in which no event may be lost, delivered twice or invented.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,14 +12,14 @@ use crate::harness::{
 
 on_every_store! {
     a_transaction_of_one_outbox_carries_the_events_of_another,
-    an_event_behind_one_that_cannot_be_read_does_not_pass_it,
-    any_text_of_a_failure_can_be_recorded,
+    an_event_does_not_overtake_an_undecodable_one_of_its_key,
+    any_failure_text_can_be_stored,
     a_standby_takes_over_within_a_second_of_a_clean_stop,
-    a_heavy_hot_queue_leaves_the_rest_to_the_table,
-    a_trace_goes_with_the_event_from_where_it_is_written,
+    events_beyond_the_byte_limit_of_the_hot_queue_are_polled,
+    the_writers_trace_context_is_stored_with_the_event,
 }
 
-/// Two outboxes in one database, and one transaction for the events of both.
+/// One transaction writes events of two outboxes in one database.
 async fn a_transaction_of_one_outbox_carries_the_events_of_another<H: Harness>(db: H) {
     for mode in [Mode::SingleNode, Mode::MultiNode] {
         let (orders_calls, audit_calls) = (Calls::default(), Calls::default());
@@ -43,7 +43,7 @@ async fn a_transaction_of_one_outbox_carries_the_events_of_another<H: Harness>(d
     }
 }
 
-async fn an_event_behind_one_that_cannot_be_read_does_not_pass_it<H: Harness>(db: H) {
+async fn an_event_does_not_overtake_an_undecodable_one_of_its_key<H: Harness>(db: H) {
     let calls = Calls::default();
     let events: Vec<Event> = (0..3).map(|_| event_of("1")).collect();
     let ids = write(&writer(&db).await, &events).await;
@@ -52,14 +52,14 @@ async fn an_event_behind_one_that_cannot_be_read_does_not_pass_it<H: Harness>(db
     row_when(&outbox, &ids[1], |row| row.status == OutboxStatus::Dead).await;
     row_when(&outbox, &ids[0], |row| row.status == OutboxStatus::Done).await;
     let last = row_when(&outbox, &ids[2], |row| row.locked_by.is_none()).await;
-    assert_eq!(last.status, OutboxStatus::New, "it waits after the dead one");
+    assert_eq!(last.status, OutboxStatus::New, "the event waits behind the dead one");
     assert!(outbox.dead().discard(&ids[1]).await.unwrap());
     all_done(&outbox, &ids[2..]).await;
     outbox.close().await;
     assert_eq!(calls.ids(), [ids[0].clone(), ids[2].clone()]);
 }
 
-async fn any_text_of_a_failure_can_be_recorded<H: Harness>(db: H) {
+async fn any_failure_text_can_be_stored<H: Harness>(db: H) {
     let retry = RetryPolicy::Fixed { interval: Duration::from_millis(1), max_attempts: Some(1) };
     let builder = Outbox::new(db.pool().await).retry(retry).on("t", |event| async move {
         match event.payload().as_bytes() {
@@ -76,7 +76,7 @@ async fn any_text_of_a_failure_can_be_recorded<H: Harness>(db: H) {
     outbox.close().await;
 }
 
-/// With default settings, but for a poll that would never come.
+/// With default settings, except for a poll interval that is longer than the test.
 async fn a_standby_takes_over_within_a_second_of_a_clean_stop<H: Harness>(db: H) {
     let calls = Calls::default();
     let first = outbox(&db, &calls, |builder| builder).await;
@@ -93,7 +93,7 @@ async fn a_standby_takes_over_within_a_second_of_a_clean_stop<H: Harness>(db: H)
     assert_eq!(calls.len(), 2);
 }
 
-async fn a_heavy_hot_queue_leaves_the_rest_to_the_table<H: Harness>(db: H) {
+async fn events_beyond_the_byte_limit_of_the_hot_queue_are_polled<H: Harness>(db: H) {
     let calls = Calls::default();
     let outbox = outbox(&db, &calls, |builder| builder).await;
     let heavy: Vec<Event> = (0..80).map(|_| Event::text("t", "x".repeat(1 << 20)).build().unwrap()).collect();
@@ -106,7 +106,7 @@ async fn a_heavy_hot_queue_leaves_the_rest_to_the_table<H: Harness>(db: H) {
     assert_eq!(calls.len(), 80);
 }
 
-/// PostgreSQL answers such a COMMIT as if it were well.
+/// PostgreSQL reports no error for such a COMMIT.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_after_a_failed_statement_is_an_error_and_delivers_nothing() {
     let db = Postgres::start().await;
@@ -121,7 +121,7 @@ async fn a_commit_after_a_failed_statement_is_an_error_and_delivers_nothing() {
         let kept = event();
         write(&outbox, std::slice::from_ref(&kept)).await;
         all_done(&outbox, &[kept.id().to_owned()]).await;
-        until("nothing is held", async || outbox.find(gone.id()).await.unwrap().is_none()).await;
+        until("the event is not in the table", async || outbox.find(gone.id()).await.unwrap().is_none()).await;
         outbox.close().await;
         assert_eq!(calls.ids(), [kept.id().to_owned()]);
     }
@@ -140,7 +140,7 @@ impl TraceContext for Trace {
     }
 }
 
-async fn a_trace_goes_with_the_event_from_where_it_is_written<H: Harness>(db: H) {
+async fn the_writers_trace_context_is_stored_with_the_event<H: Harness>(db: H) {
     let (calls, continued) = (Calls::default(), Arc::new(Mutex::new(Vec::new())));
     let trace = Trace(continued.clone());
     let outbox = outbox(&db, &calls, |builder| builder.trace_context(trace)).await;
@@ -148,32 +148,35 @@ async fn a_trace_goes_with_the_event_from_where_it_is_written<H: Harness>(db: H)
     let ids = write(&outbox, &[event()]).await;
     all_done(&outbox, &ids).await;
     let given = outbox.find(&ids[0]).await.unwrap().unwrap().event.unwrap();
-    assert!(given.header(TRACEPARENT).is_some_and(|trace| trace.starts_with("00-0af7")), "it is kept with the row");
-    assert_eq!(*continued.lock().unwrap(), given.headers(), "the listener's span continues it");
+    assert!(
+        given.header(TRACEPARENT).is_some_and(|trace| trace.starts_with("00-0af7")),
+        "the trace is stored with the row"
+    );
+    assert_eq!(*continued.lock().unwrap(), given.headers(), "the listener's span continues the trace");
     let ids = write(&outbox, &[own]).await;
     all_done(&outbox, &ids).await;
     outbox.close().await;
     assert_eq!(calls.events()[1].headers(), [("Traceparent".to_owned(), "its own".to_owned())]);
 }
 
-/// With a poll that would never come: the hint is what brings it.
-async fn a_writer_elsewhere_wakes_the_reader<H: Harness>(db: H) {
+/// With a poll interval that is longer than the test, so that only a notification can wake the reader.
+async fn a_writer_in_another_process_wakes_the_reader<H: Harness>(db: H) {
     for mode in [Mode::MultiNode, Mode::ORDERED] {
         let calls = Calls::default();
         let table = format!("elsewhere_{}", mode.word());
         let reader = outbox(&db, &calls, |builder| builder.mode(mode).table(table.clone())).await;
         let writer = Outbox::new(db.pool().await).mode(Mode::WriterOnly).table(table).start().await.unwrap();
-        // Until somebody listens, a hint is lost: what is written last finds the reader listening.
+        // A notification is lost while the reader does not listen yet. The loop writes until one arrives.
         let started = tokio::time::Instant::now();
         let mut written = 0;
         while calls.len() == 0 {
-            assert!(started.elapsed() < Duration::from_secs(30), "no hint came in half a minute");
+            assert!(started.elapsed() < Duration::from_secs(30), "no notification came in half a minute");
             write(&writer, &events(1)).await;
             written += 1;
             let _ = tokio::time::timeout(Duration::from_millis(200), calls.wait_for(written)).await;
         }
         calls.wait_for(written).await;
-        // By a transaction whose end nobody sees, too.
+        // A commit of a plain transaction, whose end the outbox does not see, wakes the reader, too.
         let id = write_plain(&db, &writer, &events(1)).await;
         all_done(&reader, &id).await;
         writer.close().await;
@@ -183,11 +186,11 @@ async fn a_writer_elsewhere_wakes_the_reader<H: Harness>(db: H) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_writer_elsewhere_wakes_the_reader_on_postgresql() {
-    a_writer_elsewhere_wakes_the_reader(Postgres::start().await).await;
+async fn a_writer_in_another_process_wakes_the_reader_on_postgresql() {
+    a_writer_in_another_process_wakes_the_reader(Postgres::start().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_writer_elsewhere_wakes_the_reader_in_memory() {
-    a_writer_elsewhere_wakes_the_reader(Memory::start().await).await;
+async fn a_writer_in_another_process_wakes_the_reader_in_memory() {
+    a_writer_in_another_process_wakes_the_reader(Memory::start().await).await;
 }
