@@ -23,6 +23,8 @@ pub mod postgres;
 #[cfg(feature = "sqlite")]
 pub mod registry;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
+mod server_errors;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 mod session;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;

@@ -14,27 +14,12 @@ macro_rules! migration {
     ($database:literal, $set:literal, $name:literal) => {
         (
             $name,
-            include_str!(concat!(
-                env!("CARGO_MANIFEST_DIR"),
-                "/migrations/",
-                $database,
-                "/",
-                $set,
-                "/",
-                $name,
-                ".up.sql"
-            )),
-            include_str!(concat!(
-                env!("CARGO_MANIFEST_DIR"),
-                "/migrations/",
-                $database,
-                "/",
-                $set,
-                "/",
-                $name,
-                ".down.sql"
-            )),
+            crate::migrations::migration!($database, $set, $name, ".up.sql"),
+            crate::migrations::migration!($database, $set, $name, ".down.sql"),
         )
+    };
+    ($database:literal, $set:literal, $name:literal, $direction:literal) => {
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/", $database, "/", $set, "/", $name, $direction))
     };
 }
 pub(crate) use migration;

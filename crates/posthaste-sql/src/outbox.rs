@@ -1,12 +1,14 @@
 //! The parts of the outbox that all databases share. They contain no SQL.
 
 use std::sync::Arc;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+use std::time::Duration;
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 use chrono::{DateTime, Utc};
 use posthaste_core::Event;
 
-pub(crate) use self::event_row::EventRow;
+pub(crate) use self::event_row::{EventRow, EventTimes, bind_event};
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) use self::event_row::{event_row, outbox_row};
 pub(crate) use self::headers::{read_headers, write_headers};
@@ -46,6 +48,22 @@ pub(crate) fn key_of(aggregate_type: &str, aggregate_id: Option<&str>) -> Option
 /// A number of rows as SQL binds it.
 pub(crate) fn limit(rows: usize) -> i64 {
     i64::try_from(rows).unwrap_or(i64::MAX)
+}
+
+/// The longest wait that is added to a clock: the tables refuse times after the year 9999.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+/// A wait as microseconds, for an interval.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) fn micros(wait: Duration) -> i64 {
+    wait.min(LONGEST_WAIT).as_micros() as i64
+}
+
+/// A duration that the database returned in microseconds. A negative one becomes zero.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) fn span(micros: i64) -> Duration {
+    Duration::from_micros(micros.max(0) as u64)
 }
 
 /// `at`, clamped to the range from `earliest` to the end of the year 9999: none of our databases stores a later time.

@@ -38,7 +38,7 @@ pub use listeners::{Interceptor, ListenerSink, Listeners, RegistrationError};
 pub use mode::{DeadHead, Mode, Reader};
 pub use open_error::OpenError;
 pub use purger::Retention;
-pub use registration::{Registration, lease_millis, recorded_lease};
+pub use registration::{Registration, lease_millis};
 pub use row_update::{OutboxStatus, RowUpdate};
 pub use selection::{Candidate, DEAD_AFTER_LOSSES, MAX_CLAIM_BYTES, SUSPECT_GROUP, Selection, select};
 pub use service::{DeadEvents, Outbox};

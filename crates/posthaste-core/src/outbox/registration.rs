@@ -60,6 +60,13 @@ pub fn lease_millis(lease: Duration) -> i64 {
 }
 
 /// A lease as a database recorded it.
-pub fn recorded_lease(millis: i64) -> Duration {
+fn recorded_lease(millis: i64) -> Duration {
     Duration::from_millis(millis.max(0) as u64)
+}
+
+/// As a database keeps it: the reader, the mode, the lease in milliseconds, the dead-head rule.
+impl From<(String, String, Option<i64>, Option<String>)> for Registration {
+    fn from((reader, mode, lease, dead_head): (String, String, Option<i64>, Option<String>)) -> Self {
+        Self { reader, mode, lease: lease.map(recorded_lease), dead_head }
+    }
 }

@@ -1,24 +1,10 @@
-use std::time::Duration;
-
 use chrono::{DateTime, NaiveDateTime, Utc};
 
 use crate::outbox;
+pub(super) use crate::outbox::{micros, span};
 
 /// The database's clock when it received the statement, in UTC whatever the time zone of the session.
 pub(super) const NOW: &str = "UTC_TIMESTAMP(6)";
-
-/// The longest wait that is added to a clock: the table refuses times after the year 9999.
-const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
-
-/// A wait as microseconds, for an interval.
-pub(super) fn micros(wait: Duration) -> i64 {
-    wait.min(LONGEST).as_micros() as i64
-}
-
-/// A duration that the database returned in microseconds. A negative one becomes zero.
-pub(super) fn span(micros: i64) -> Duration {
-    Duration::from_micros(micros.max(0) as u64)
-}
 
 /// The nearest time that the table accepts. It has no time zone, so no session can convert it.
 pub(super) fn storable(at: DateTime<Utc>) -> NaiveDateTime {

@@ -1,7 +1,7 @@
 use posthaste_core::{FaultKind, StoreError};
 use sqlx::mysql::MySqlDatabaseError;
 
-use crate::session::Failed;
+use crate::server_errors::server_errors;
 
 /// Classes of SQLSTATE whose cause is not the statement itself: connection, transaction (deadlock).
 const TRANSIENT: [&str; 2] = ["08", "40"];
@@ -40,50 +40,20 @@ impl TooLong {
     }
 }
 
-/// Classifies the error of a failed statement.
-pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError {
-    let kind = match &error {
-        sqlx::Error::Database(database) => match (database.code(), number(&error)) {
-            (Some(code), _) if TRANSIENT.iter().any(|class| code.starts_with(class)) => FaultKind::Transient,
-            (_, Some(number)) if ALSO_TRANSIENT.contains(&number) => FaultKind::Transient,
-            _ => FaultKind::Permanent,
-        },
-        // `Protocol`: an earlier statement on this connection was cancelled half way. The next statement gets a new
-        // connection.
-        sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Protocol(_) => {
-            FaultKind::Transient
-        }
-        _ => FaultKind::Permanent,
-    };
-    StoreError::new(doing, kind, error)
+server_errors!();
+
+fn is_transient(error: &sqlx::Error) -> bool {
+    has_class(error, &TRANSIENT) || number(error).is_some_and(|number| ALSO_TRANSIENT.contains(&number))
 }
 
-/// Classifies the error of a failed commit. A connection that breaks during a COMMIT may break after the server has
-/// committed.
-pub(super) fn commit_error(doing: &'static str, error: sqlx::Error) -> StoreError {
-    let is_answered = match &error {
-        sqlx::Error::Database(database) => {
-            database.code().is_none_or(|code| !code.starts_with("08"))
-                && number(&error).is_none_or(|number| !UNANSWERED.contains(&number))
-        }
-        _ => false,
-    };
-    match is_answered {
-        true => store_error(doing, error),
-        false => StoreError::new(doing, FaultKind::OutcomeUnknown, error),
-    }
+fn is_answered(error: &sqlx::Error) -> bool {
+    !has_class(error, &["08"]) && number(error).is_none_or(|number| !UNANSWERED.contains(&number))
 }
 
-/// Runs the work of one store method. `what` names the work in an error: it is a fragment that reads well after "failed
-/// to".
-pub(super) async fn doing<T>(
-    what: &'static str,
-    work: impl Future<Output = Result<T, Failed>>,
-) -> Result<T, StoreError> {
-    work.await.map_err(|failed| match failed {
-        Failed::Statement(error) => store_error(what, error),
-        Failed::Commit(error) => commit_error(what, error),
-    })
+/// True if the SQLSTATE of the error belongs to one of these classes.
+fn has_class(error: &sqlx::Error, classes: &[&str]) -> bool {
+    let code = error.as_database_error().and_then(|error| error.code());
+    code.is_some_and(|code| classes.iter().any(|class| code.starts_with(class)))
 }
 
 /// True if the statement gave up because another transaction has locked a row.

@@ -25,7 +25,42 @@ pub(crate) struct EventRow {
     pub(crate) attempts: i64,
 }
 
+/// The times of an event's row.
+pub(crate) struct EventTimes {
+    /// `None` where the writer gave none.
+    pub(crate) occurred_at: Option<DateTime<Utc>>,
+    pub(crate) created_at: DateTime<Utc>,
+    pub(crate) available_at: DateTime<Utc>,
+}
+
 impl EventRow {
+    /// A row whose texts are in columns 0 to 7, 10 and 11.
+    pub(crate) fn read(
+        text: impl Fn(usize) -> Result<Option<String>, String>,
+        (payload, payload_bytes): (Option<String>, Option<Bytes>),
+        EventTimes { occurred_at, created_at, available_at }: EventTimes,
+        attempts: i64,
+    ) -> Result<Self, String> {
+        Ok(Self {
+            event_id: text(0)?,
+            event_type: text(1)?,
+            aggregate_type: text(2)?,
+            aggregate_id: text(3)?,
+            tenant_id: text(4)?,
+            source_service: text(5)?,
+            resource_type: text(6)?,
+            operation_type: text(7)?,
+            payload,
+            payload_bytes,
+            content_type: text(10)?,
+            headers: text(11)?,
+            occurred_at,
+            created_at,
+            available_at,
+            attempts,
+        })
+    }
+
     /// The number of attempts and the event, or the reason why the row is not a valid event.
     pub(crate) fn into_event(self) -> Result<(u32, Event), String> {
         let attempts = u32::try_from(self.attempts).map_err(|_| format!("attempts {} is no count", self.attempts))?;
@@ -60,26 +95,13 @@ macro_rules! event_row {
     ($row:expr, $payload:expr) => {{
         let text = |column: usize| $row.try_get::<Option<String>, _>(column).map_err(|error| error.to_string());
         let time = |column: usize| $row.try_get::<Option<DateTime<Utc>>, _>(column).map_err(|error| error.to_string());
-        let (payload, payload_bytes) = $payload;
-        let row = crate::outbox::EventRow {
-            event_id: text(0)?,
-            event_type: text(1)?,
-            aggregate_type: text(2)?,
-            aggregate_id: text(3)?,
-            tenant_id: text(4)?,
-            source_service: text(5)?,
-            resource_type: text(6)?,
-            operation_type: text(7)?,
-            payload,
-            payload_bytes,
-            content_type: text(10)?,
-            headers: text(11)?,
+        let times = crate::outbox::EventTimes {
             occurred_at: time(12)?,
             created_at: time(13)?.unwrap_or_default(),
             available_at: time(14)?.unwrap_or_default(),
-            attempts: $row.try_get::<i32, _>(15).map_err(|error| error.to_string())?.into(),
         };
-        row.into_event()
+        let attempts = $row.try_get::<i32, _>(15).map_err(|error| error.to_string())?;
+        crate::outbox::EventRow::read(text, $payload, times, attempts.into())?.into_event()
     }};
 }
 #[cfg(any(feature = "postgres", feature = "mysql"))]
@@ -108,3 +130,23 @@ macro_rules! outbox_row {
 }
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) use outbox_row;
+
+/// Binds the columns of an event from `event_id` to `headers`, given its payload as text or as bytes.
+macro_rules! bind_event {
+    ($query:expr, $event:expr, $text:expr, $bytes:expr) => {
+        $query
+            .bind($event.id())
+            .bind($event.event_type())
+            .bind($event.aggregate_type())
+            .bind($event.aggregate_id())
+            .bind($event.tenant_id())
+            .bind($event.source_service())
+            .bind($event.resource_type())
+            .bind($event.operation_type())
+            .bind($text)
+            .bind($bytes)
+            .bind($event.content_type())
+            .bind(crate::outbox::write_headers($event.headers()))
+    };
+}
+pub(crate) use bind_event;

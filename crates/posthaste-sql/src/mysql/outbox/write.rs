@@ -9,7 +9,7 @@ use super::{OutboxStore, list};
 use crate::begin::begin;
 use crate::mysql::clock::{micros, storable};
 use crate::mysql::errors::{commit_error, doing, number, store_error};
-use crate::outbox::{chunks, write_headers};
+use crate::outbox::{bind_event, chunks};
 
 /// The server numbers the rows in their order in the statement.
 const INSERT: &str =
@@ -141,19 +141,7 @@ impl OutboxStore {
                 Payload::Text(text) => (Some(text.as_str()), None),
                 Payload::Bytes(bytes) => (None, Some(&**bytes)),
             };
-            query = query
-                .bind(event.id())
-                .bind(event.event_type())
-                .bind(event.aggregate_type())
-                .bind(event.aggregate_id())
-                .bind(event.tenant_id())
-                .bind(event.source_service())
-                .bind(event.resource_type())
-                .bind(event.operation_type())
-                .bind(text)
-                .bind(bytes)
-                .bind(event.content_type())
-                .bind(write_headers(event.headers()))
+            query = bind_event!(query, event, text, bytes)
                 .bind(storable(event.occurred_at()));
             query = match event.delay() {
                 Delay::None => query,

@@ -32,7 +32,8 @@ pub(super) const SCAN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
      SET LOCAL jit = off; SET LOCAL synchronous_commit = off;
      SET LOCAL idle_in_transaction_session_timeout = '10s'";
 
-/// A loose index scan: one seek per type, however many rows each has.
+/// The event types with due rows, and how long the first row of each has been due, in microseconds. A loose index scan: one
+/// seek per type, however many rows each has.
 pub(super) const PENDING_TYPES: &str = "WITH RECURSIVE first AS (
          (SELECT event_type, available_at FROM {table}
           WHERE status IN (0, 2) ORDER BY event_type, available_at, seq LIMIT 1)
@@ -42,7 +43,8 @@ pub(super) const PENDING_TYPES: &str = "WITH RECURSIVE first AS (
              WHERE status IN (0, 2) AND event_type > first.event_type ORDER BY event_type, available_at, seq LIMIT 1
          ) AS next
      )
-     SELECT event_type FROM first WHERE available_at <= {now}";
+     SELECT event_type, (extract(epoch FROM {now} - available_at) * 1000000)::bigint
+     FROM first WHERE available_at <= {now}";
 
 /// Reads due rows, and returns them in no order, for claims in memory. Binds: the rows to leave out, the limit, the
 /// position after which to begin (time and number), the minimum age of a row in microseconds, the event type.
@@ -324,9 +326,9 @@ impl ClaimStore for OutboxStore {
     async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
         let list = async {
             let mut scan = self.claims.begin(SCAN).await?;
-            let types = sqlx::query_scalar(self.sql(PENDING_TYPES)).fetch_all(&mut *scan).await?;
+            let types: Vec<(String, i64)> = sqlx::query_as(self.sql(PENDING_TYPES)).fetch_all(&mut *scan).await?;
             scan.commit().await?;
-            Ok(types)
+            Ok(types.into_iter().map(|(event_type, _)| event_type).collect())
         };
         doing("list the pending event types of the outbox", list).await
     }

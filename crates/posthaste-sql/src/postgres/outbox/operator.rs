@@ -8,7 +8,7 @@ use sqlx::query::Query;
 use sqlx::{Postgres, Row};
 
 use super::OutboxStore;
-use super::claim::SCAN;
+use super::claim::{PENDING_TYPES, SCAN};
 use super::rows::{EVENT_COLUMNS, ROW_COLUMNS, row};
 use super::settle::{CHANGE, Locked};
 use crate::begin::begin;
@@ -78,19 +78,6 @@ pub(super) fn purge(purge: Purge) -> String {
 
 pub(super) const OLDEST_DUE: &str = "SELECT (extract(epoch FROM {now} - available_at) * 1000000)::bigint FROM {table}
      WHERE status IN (0, 2) AND available_at <= {now} ORDER BY available_at, seq LIMIT 1";
-
-/// The oldest pending row of each type, by a loose index scan: one seek per type, however many rows each has.
-pub(super) const OLDEST_DUE_BY_TYPE: &str = "WITH RECURSIVE first AS (
-         (SELECT event_type, available_at FROM {table}
-          WHERE status IN (0, 2) ORDER BY event_type, available_at, seq LIMIT 1)
-         UNION ALL
-         SELECT next.event_type, next.available_at FROM first CROSS JOIN LATERAL (
-             SELECT event_type, available_at FROM {table}
-             WHERE status IN (0, 2) AND event_type > first.event_type ORDER BY event_type, available_at, seq LIMIT 1
-         ) AS next
-     )
-     SELECT event_type, (extract(epoch FROM {now} - available_at) * 1000000)::bigint
-     FROM first WHERE available_at <= {now}";
 
 #[async_trait]
 impl OperatorStore for OutboxStore {
@@ -173,7 +160,7 @@ impl OperatorStore for OutboxStore {
     async fn oldest_due_by_type(&self) -> Result<Vec<(String, Duration)>, StoreError> {
         let look = async {
             let mut scan = begin(&self.pool, Some(SCAN)).await?;
-            let rows: Vec<(String, i64)> = sqlx::query_as(self.sql(OLDEST_DUE_BY_TYPE)).fetch_all(&mut *scan).await?;
+            let rows: Vec<(String, i64)> = sqlx::query_as(self.sql(PENDING_TYPES)).fetch_all(&mut *scan).await?;
             scan.commit().await?;
             Ok(rows.into_iter().map(|(event_type, age)| (event_type, span(age))).collect())
         };

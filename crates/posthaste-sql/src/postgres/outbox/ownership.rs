@@ -2,9 +2,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::StoreError;
-use posthaste_core::outbox::{DeadHead, Owner, OwnershipStore, Reader, Registration, lease_millis, recorded_lease};
+use posthaste_core::outbox::{DeadHead, Owner, OwnershipStore, Reader, Registration, lease_millis};
 use sqlx::Row;
-use sqlx::postgres::PgRow;
 
 use super::OutboxStore;
 use super::settle::CHANGE;
@@ -42,7 +41,9 @@ impl OwnershipStore for OutboxStore {
             let register = sqlx::query(self.sql(REGISTER)).bind(reader.word()).bind(self.mode.word());
             let register = register.bind(lease_millis(lease)).bind(self.mode.dead_head().map(DeadHead::word));
             register.execute(&self.pool).await?;
-            Ok(registration(&sqlx::query(self.sql(REGISTERED)).fetch_one(&self.pool).await?)?)
+            let registered: (String, String, Option<i64>, Option<String>) =
+                sqlx::query_as(self.sql(REGISTERED)).fetch_one(&self.pool).await?;
+            Ok(registered.into())
         };
         doing("open the outbox", register).await
     }
@@ -72,13 +73,4 @@ impl OwnershipStore for OutboxStore {
         };
         doing("release the ownership of the outbox", release).await
     }
-}
-
-fn registration(row: &PgRow) -> Result<Registration, sqlx::Error> {
-    Ok(Registration {
-        reader: row.try_get(0)?,
-        mode: row.try_get(1)?,
-        lease: row.try_get::<Option<i64>, _>(2)?.map(recorded_lease),
-        dead_head: row.try_get(3)?,
-    })
 }

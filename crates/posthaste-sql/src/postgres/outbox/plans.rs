@@ -192,10 +192,6 @@ async fn the_next_due_row_and_the_pending_types_are_found_by_their_index(connect
         assert!(plan.contains("Scan using outbox_event_pending on outbox_event") && !plan.contains("Sort"), "{plan}");
         assert_no_scan(&plan);
     }
-    for plan in plans(connection, Mode::SingleNode, operator::OLDEST_DUE_BY_TYPE, "").await {
-        assert!(plan.contains("outbox_event_pending_of_type"), "{plan}");
-        assert_no_scan(&plan);
-    }
     for plan in plans(connection, Mode::SingleNode, claim::PENDING_TYPES, "").await {
         assert_eq!(plan.matches("outbox_event_pending_of_type").count(), 2, "{plan}");
         assert!(!plan.contains("Sort") && !plan.contains("Hash"), "{plan}");

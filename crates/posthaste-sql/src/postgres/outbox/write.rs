@@ -8,7 +8,7 @@ use sqlx::{PgConnection, Postgres, Row, Transaction};
 
 use super::OutboxStore;
 use crate::begin::begin;
-use crate::outbox::{chunks, write_headers};
+use crate::outbox::{bind_event, chunks, write_headers};
 use crate::postgres::clock::{micros, storable};
 use crate::postgres::errors::{commit_error, doing, store_error};
 
@@ -101,19 +101,8 @@ impl OutboxStore {
         event: &Event,
         claim_id: Option<&str>,
     ) -> Result<i64, sqlx::Error> {
-        let insert = sqlx::query(self.sql(INSERT_ONE))
-            .bind(event.id())
-            .bind(event.event_type())
-            .bind(event.aggregate_type())
-            .bind(event.aggregate_id())
-            .bind(event.tenant_id())
-            .bind(event.source_service())
-            .bind(event.resource_type())
-            .bind(event.operation_type())
-            .bind(text_of(event.payload()))
-            .bind(bytes_of(event.payload()))
-            .bind(event.content_type())
-            .bind(write_headers(event.headers()))
+        let (text, bytes) = (text_of(event.payload()), bytes_of(event.payload()));
+        let insert = bind_event!(sqlx::query(self.sql(INSERT_ONE)), event, text, bytes)
             .bind(storable(event.occurred_at()))
             .bind(until(event))
             .bind(wait(event))

@@ -1,10 +1,9 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use posthaste_core::outbox::{DeadHead, Owner, OwnershipStore, Reader, Registration, lease_millis, recorded_lease};
+use posthaste_core::outbox::{DeadHead, Owner, OwnershipStore, Reader, Registration, lease_millis};
 use posthaste_core::{StoreError, lock};
 use sqlx::Row;
-use sqlx::sqlite::SqliteRow;
 
 use super::OutboxStore;
 use crate::sqlite::clock::{millis, span};
@@ -62,7 +61,9 @@ impl OwnershipStore for OutboxStore {
                 let register = sqlx::query(store.sql(REGISTER)).bind(reader.word()).bind(store.0.mode.word());
                 let register = register.bind(lease_millis(lease)).bind(store.0.mode.dead_head().map(DeadHead::word));
                 register.execute(&mut *connection).await?;
-                registration(&sqlx::query(store.sql(REGISTERED)).fetch_one(connection).await?)
+                let registered: (String, String, Option<i64>, Option<String>) =
+                    sqlx::query_as(store.sql(REGISTERED)).fetch_one(connection).await?;
+                Ok(registered.into())
             })
         });
         write.await
@@ -96,13 +97,4 @@ impl OwnershipStore for OutboxStore {
         });
         write.await
     }
-}
-
-fn registration(row: &SqliteRow) -> Result<Registration, sqlx::Error> {
-    Ok(Registration {
-        reader: row.try_get(0)?,
-        mode: row.try_get(1)?,
-        lease: row.try_get::<Option<i64>, _>(2)?.map(recorded_lease),
-        dead_head: row.try_get(3)?,
-    })
 }

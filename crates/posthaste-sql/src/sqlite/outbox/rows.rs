@@ -7,7 +7,7 @@ use posthaste_core::outbox::{ClaimedRow, OutboxRow, OutboxStatus, Position};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row, TypeInfo, ValueRef};
 
-use crate::outbox::{EventRow, key_of};
+use crate::outbox::{EventRow, EventTimes, key_of};
 use crate::sqlite::clock::{millis_of, millis_sql, time};
 
 /// The columns that [`read_event`] reads, from column 0.
@@ -87,32 +87,20 @@ pub(super) fn text(row: &SqliteRow, column: usize) -> Option<String> {
 
 fn read_event(row: &SqliteRow) -> Result<(u32, Event), String> {
     let text = |column: usize| row.try_get::<Option<String>, _>(column).map_err(|error| error.to_string());
-    let (payload, payload_bytes) = payload(row).map_err(|error| error.to_string())?;
+    let payload = payload(row).map_err(|error| error.to_string())?;
     let occurred_at = match text(12)? {
         Some(written) => {
             Some(occurred_at(row, &written).ok_or_else(|| format!("occurred_at {written:?} is not a time"))?)
         }
         None => None,
     };
-    let row = EventRow {
-        event_id: text(0)?,
-        event_type: text(1)?,
-        aggregate_type: text(2)?,
-        aggregate_id: text(3)?,
-        tenant_id: text(4)?,
-        source_service: text(5)?,
-        resource_type: text(6)?,
-        operation_type: text(7)?,
-        payload,
-        payload_bytes,
-        content_type: text(10)?,
-        headers: text(11)?,
+    let times = EventTimes {
         occurred_at,
         created_at: created_at(row).map_err(|error| error.to_string())?,
         available_at: time(row.try_get(14).map_err(|error| error.to_string())?),
-        attempts: row.try_get(15).map_err(|error| error.to_string())?,
     };
-    row.into_event()
+    let attempts = row.try_get(15).map_err(|error| error.to_string())?;
+    EventRow::read(text, payload, times, attempts)?.into_event()
 }
 
 /// The payload as text or as bytes. The type of the value decides, not the column: many languages store bytes as a BLOB

@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, Row, Sqlite, SqliteConnection};
 
 use super::OutboxStore;
 use super::transaction::Transaction;
-use crate::outbox::{chunks, write_headers};
+use crate::outbox::{bind_event, chunks};
 use crate::sqlite::clock::{modifier, storable};
 use crate::sqlite::errors::{commit_error, doing, store_error};
 
@@ -122,19 +122,7 @@ async fn insert_chunk(
             }
             Delay::For(wait) => (None, modifier(wait)),
         };
-        query = query
-            .bind(event.id())
-            .bind(event.event_type())
-            .bind(event.aggregate_type())
-            .bind(event.aggregate_id())
-            .bind(event.tenant_id())
-            .bind(event.source_service())
-            .bind(event.resource_type())
-            .bind(event.operation_type())
-            .bind(text)
-            .bind(bytes)
-            .bind(event.content_type())
-            .bind(write_headers(event.headers()))
+        query = bind_event!(query, event, text, bytes)
             .bind(storable(event.occurred_at()).to_rfc3339_opts(SecondsFormat::AutoSi, true))
             .bind(until)
             .bind(wait);
