@@ -25,6 +25,7 @@ mod trace;
 mod wakeup;
 
 pub mod bus;
+pub mod hub_store;
 pub mod metric_names;
 pub mod outbox;
 
