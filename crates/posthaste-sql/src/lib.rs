@@ -1,25 +1,21 @@
 //! Every line of SQL of Posthaste, so that a database expert has one place to read.
 //!
 //! One module per database and feature, each with the same table of contents: the outbox table as a
-//! [`Store`](posthaste_core::outbox::Store), its migrations, the inbox. SQLite also has what the hub needs: the database
-//! itself with one grouping writer, the built-in log, the dead letters and the registry. What they have in common, and
-//! no SQL, is in the modules beside them.
+//! [`Store`](posthaste_core::outbox::Store), its migrations, the inbox. SQLite also has a
+//! [`HubDatabase`](posthaste_core::hub_store::HubDatabase): the built-in log, the dead letters, the registry and the channels,
+//! behind one grouping writer. What the databases have in common, and no SQL, is in the modules beside them.
 
 #![warn(missing_docs)]
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod begin;
 mod database_kind;
-#[cfg(feature = "sqlite")]
-pub mod letters;
 mod migrations;
 #[cfg(feature = "mysql")]
 pub mod mysql;
 mod outbox;
 #[cfg(feature = "postgres")]
 pub mod postgres;
-#[cfg(feature = "sqlite")]
-pub mod registry;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod session;
 #[cfg(feature = "sqlite")]

@@ -34,7 +34,7 @@ use crate::{ClaimToken, Settled, StoreError};
 /// A row that cannot be read MUST NOT keep others from being claimed or listed. A claim that meets one reports it, makes it
 /// FAILED with the error code `unreadable`, and takes both of its clocks away.
 #[async_trait]
-pub trait DeadLetterStore: Send + Sync + 'static {
+pub trait DeadLetterStore: DeadLetterReplays + DeadLetterQueries + Send + Sync + 'static {
     /// Inserts dead letters, each delivery once, and schedules their first retries. Durable when it returns.
     async fn insert(&self, letters: Vec<NewDeadLetter>) -> Result<(), StoreError>;
 
@@ -59,14 +59,22 @@ pub trait DeadLetterStore: Send + Sync + 'static {
     /// Takes the scheduled retries away from dead letters that had `max_retry` of them already, unless no request was ever
     /// made for them: their first request is not a retry. For a start with a lower limit than before.
     async fn end_schedules(&self, max_retry: u32) -> Result<(), StoreError>;
+}
 
+/// Replays: deliveries that an operator asks for.
+#[async_trait]
+pub trait DeadLetterReplays {
     /// Makes these dead letters due now, but for those that were delivered or wait for a replay already.
     async fn replay(&self, ids: Vec<String>, reason: Option<String>) -> Result<Replay, StoreError>;
 
     /// The results of a replay so far; those of an unknown replay are empty. A dead letter that is settled meanwhile is either
     /// pending or has a result.
     async fn replay_results(&self, replay_id: &str) -> Result<ReplayResults, StoreError>;
+}
 
+/// What operators, metrics and readiness ask of the dead letters.
+#[async_trait]
+pub trait DeadLetterQueries {
     /// One page of the dead letters that meet the filter.
     async fn list(&self, filter: &DeadLetterFilter) -> Result<DeadLetterPage, StoreError>;
 

@@ -25,13 +25,13 @@ pub use dead_letter_source::DeadLetterSource;
 pub use dead_letter_update::{DeadLetterUpdate, DueChange};
 pub use dead_letters::{
     ClaimedDeadLetters, DeadLetter, DeadLetterClaimId, DeadLetterClaimRequest, DeadLetterDetail, DeadLetterFields,
-    DeadLetterHistory, DeadLetterRow, DeadLetterStatus, DeadLetterStore, NewDeadLetter, Replay, ReplayResult,
+    DeadLetterHistory, DeadLetterQueries, DeadLetterReplays, DeadLetterRow, DeadLetterStatus, DeadLetterStore, NewDeadLetter, Replay, ReplayResult,
     ReplayResults, Trigger,
 };
 pub use log::{Backlog, BusInspector, GroupProgress, LogEntry, TopicState};
 pub use outbox::HubOutbox;
 pub use registry::{
-    Created, Definition, DefinitionFields, EventKey, Page, PageRequest, Registry, RegistryError, Subscription,
-    SubscriptionFields, SubscriptionFilter,
+    Created, Definition, DefinitionFields, DefinitionStore, EventKey, Page, PageRequest, Registry, RegistryError,
+    Subscription, SubscriptionFields, SubscriptionFilter, SubscriptionStore,
 };
 pub use topic_owners::{BatchOwners, TopicOwners, topic_key};

@@ -24,13 +24,17 @@ use crate::StoreError;
 /// `expected` is the version that the caller read; `None` changes whatever is there. A row that cannot be read MUST be
 /// reported and left out of lists, and MUST NOT keep others from being read.
 #[async_trait]
-pub trait Registry: Send + Sync + 'static {
+pub trait Registry: DefinitionStore + SubscriptionStore + Send + Sync + 'static {
     /// Rises with every change. As long as it is the same, the answer of [`load_active`](Self::load_active) is current.
     async fn version(&self) -> Result<i64, StoreError>;
 
     /// Every active subscription with its definition, oldest first, and the version at which that holds.
     async fn load_active(&self) -> Result<(i64, Vec<(Definition, Subscription)>), StoreError>;
+}
 
+/// The definitions of a [`Registry`].
+#[async_trait]
+pub trait DefinitionStore {
     /// Makes a definition; its id is a UUID.
     async fn create_definition(&self, fields: DefinitionFields) -> Result<Definition, RegistryError>;
 
@@ -53,7 +57,11 @@ pub trait Registry: Send + Sync + 'static {
 
     /// One page of all definitions.
     async fn definitions(&self, request: PageRequest) -> Result<Page<Definition>, StoreError>;
+}
 
+/// The subscriptions of a [`Registry`].
+#[async_trait]
+pub trait SubscriptionStore {
     /// Makes a subscription, or answers with the same subscription if there is one. The caller chooses the id, because the
     /// credentials are sealed for it.
     async fn create_subscription(

@@ -3,6 +3,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
+use posthaste_core::hub_store::Schema;
 use posthaste_core::outbox::TableName;
 use posthaste_core::{FaultKind, StoreError};
 use sqlx::AssertSqlSafe;
@@ -71,15 +72,6 @@ pub enum OpenError {
     Migration(#[source] sqlx::migrate::MigrateError),
 }
 
-/// Where the schema of a database stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Schema {
-    /// The newest migration that was made; `None` in a database without any of ours.
-    pub found: Option<i64>,
-    /// The newest migration that this program knows.
-    pub known: i64,
-}
-
 impl Database {
     /// Opens the file, making it where it is missing.
     pub async fn open(url: &str) -> Result<Self, OpenError> {
@@ -111,13 +103,13 @@ impl Database {
         Ok(Self { readers, operators, writer, turn })
     }
 
-    /// Where the schema of the hub stands, without changing it.
+    /// The schema of the hub tables, without changing it.
     pub async fn schema(&self) -> Result<Schema, StoreError> {
         let migrator = migrations::hub();
         Ok(Schema { found: self.newest_of(&migrator).await?, known: newest(&migrator) })
     }
 
-    /// Brings log, dead letters and registry up to date.
+    /// Brings the hub tables up to date: log, dead letters, registry and channels.
     pub async fn migrate_hub(&self) -> Result<(), OpenError> {
         let migrator = migrations::hub();
         let known = newest(&migrator);
@@ -202,6 +194,17 @@ impl Database {
             WriteError::Undone(error) => store_error(doing, error),
             WriteError::Unknown(error) => StoreError::new(doing, FaultKind::OutcomeUnknown, error),
         })
+    }
+
+    /// The same for a job with arguments, which several runs of it share.
+    pub(super) async fn write_with<A, T, F>(&self, doing: &'static str, arguments: A, job: F) -> Result<T, StoreError>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut SqliteConnection, Arc<A>) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send + Sync + 'static,
+    {
+        let arguments = Arc::new(arguments);
+        self.write(doing, move |connection| job(connection, arguments.clone())).await
     }
 
     /// Waits for queued writes, then closes the file.

@@ -18,6 +18,18 @@ pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError
     StoreError::new(doing, kind, error)
 }
 
+/// Adds to an error of the driver what failed.
+pub(super) trait Doing<T> {
+    /// `doing` is a fragment that reads well after "failed to".
+    fn doing(self, doing: &'static str) -> Result<T, StoreError>;
+}
+
+impl<T> Doing<T> for Result<T, sqlx::Error> {
+    fn doing(self, doing: &'static str) -> Result<T, StoreError> {
+        self.map_err(|error| store_error(doing, error))
+    }
+}
+
 /// What a failed commit means. The database answers in this process, so that it did not commit is certain, unless the
 /// disk failed on the way or nobody answered.
 pub(super) fn commit_error(doing: &'static str, error: sqlx::Error) -> StoreError {
