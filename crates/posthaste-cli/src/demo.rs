@@ -62,7 +62,7 @@ pub async fn run(options: &DemoOptions) -> anyhow::Result<()> {
     let url = server.url();
     say(format_args!("  API       {url}/api"));
     say(format_args!("  Metrics   {url}/metrics"));
-    say(format_args!("  Database  {} (throwaway)\n", config.database_file().display()));
+    say(format_args!("  Database  {} (throwaway)\n", database::name(&config.database.url)));
 
     let demo = Demo::prepare(Client::new(&url)?, options.events, config.dlt.max_retry).await?;
     let played = tokio::select! {

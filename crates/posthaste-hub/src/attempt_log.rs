@@ -6,9 +6,9 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use posthaste_api::proto::{EventHubEvent, OutboxEvent};
+use posthaste_core::hub_store::DeadLetter;
 use posthaste_core::outbox::OutboxItem;
 use posthaste_core::{BusItem, Claimed, Disposition, Failure, LogLimit};
-use posthaste_sql::letters::Letter;
 
 /// How many lines one endpoint may cause of each level in this time.
 const LINES: u32 = 10;
@@ -180,25 +180,25 @@ impl Described for BusItem<OutboxEvent> {
     }
 }
 
-impl Described for Letter {
+impl Described for DeadLetter {
     fn event_id(&self) -> &str {
-        &self.event_id
+        &self.fields.event_id
     }
 
     fn event_type(&self) -> &str {
-        &self.event_type
+        &self.fields.event_type
     }
 
     fn subscription(&self) -> Option<&str> {
-        Some(&self.subscription_id)
+        Some(&self.fields.subscription_id)
     }
 
     fn endpoint(&self) -> &str {
-        &self.endpoint
+        &self.fields.endpoint
     }
 
     /// As the endpoint sees it: counted on from the immediate attempts.
     fn attempt(&self, _: u32) -> u32 {
-        self.attempts.saturating_add(1)
+        self.fields.attempts.saturating_add(1)
     }
 }

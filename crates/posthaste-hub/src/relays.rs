@@ -1,9 +1,9 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
-use posthaste_core::{Relay, RelayOptions, Sink, Source, StoreError};
+use posthaste_core::{Relay, RelayOptions, Sink, Source, StoreError, lock};
 use tokio_util::sync::CancellationToken;
 
 use crate::attempt_log::{AttemptLog, Described};
@@ -120,11 +120,6 @@ where
         *lock(&self.last) = Some(watched.clone());
         Ok(watched)
     }
-}
-
-/// Each change under these locks is one assignment, so a poisoned lock guards nothing half-done.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 #[cfg(test)]

@@ -1,4 +1,3 @@
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,12 +32,6 @@ pub trait HubDatabase: Send + Sync + 'static {
 
     /// Waits for queued writes, then closes all connections. If the database is exclusive, another process may open it now.
     async fn close(&self);
-
-    /// Whether this process knows that no other process uses the database.
-    fn is_exclusive(&self) -> bool;
-
-    /// The key file that belongs to this database, if its configuration names none.
-    fn default_key_file(&self) -> Option<PathBuf>;
 }
 
 /// What the stores need to know of the configuration.

@@ -16,7 +16,6 @@ use super::{ChannelTable, DeadLetterTable, Log, LogOptions, RegistryTables};
 /// however it ends, so a process that has the lock knows that all leases in the file are void.
 pub struct HubDatabase {
     database: Database,
-    file: PathBuf,
     /// `None` if the file is opened without the lock, and after it is closed.
     lock: Mutex<Option<FileLock>>,
 }
@@ -27,7 +26,7 @@ impl HubDatabase {
         let file = file_of(url).unwrap_or_default();
         let lock = FileLock::acquire(&Self::lock_file(&file)).map_err(|error| match error {
             std::fs::TryLockError::WouldBlock => OpenError::InUse { database: file.display().to_string() },
-            std::fs::TryLockError::Error(source) => unwritable(&file, source),
+            std::fs::TryLockError::Error(source) => Self::unwritable(&file, source),
         })?;
         super::file_lock::make_private(&file);
         Ok(Self { lock: Mutex::new(Some(lock)), ..Self::open_shared(url).await? })
@@ -35,8 +34,7 @@ impl HubDatabase {
 
     /// Opens the file without the lock, to look at it while a server may use it. Leases of other processes stay.
     pub async fn open_shared(url: &str) -> Result<Self, OpenError> {
-        let file = file_of(url).unwrap_or_default();
-        Ok(Self { database: Database::open(url).await?, file, lock: Mutex::default() })
+        Ok(Self { database: Database::open(url).await?, lock: Mutex::default() })
     }
 
     /// The file and its connections.
@@ -58,14 +56,14 @@ impl HubDatabase {
     pub fn key_file(file: &Path) -> PathBuf {
         beside(file, ".key")
     }
-}
 
-/// The error for a place in which no database file can be made.
-pub fn unwritable(file: &Path, source: std::io::Error) -> OpenError {
-    let file = file.display();
-    let problem =
-        format!("database {file} cannot be used: check that its folder exists and that this user may write there");
-    OpenError::Unreachable { problem, source: source.into() }
+    /// The error for a place in which no database file can be made.
+    pub fn unwritable(file: &Path, source: std::io::Error) -> OpenError {
+        let file = file.display();
+        let problem =
+            format!("database {file} cannot be used: check that its folder exists and that this user may write there");
+        OpenError::Unreachable { problem, source: source.into() }
+    }
 }
 
 fn beside(file: &Path, ending: &str) -> PathBuf {
@@ -91,7 +89,7 @@ impl hub_store::HubDatabase for HubDatabase {
         let outbox = database.outbox(TableName::default(), Mode::SingleNode).await?;
         let log = Log::new(database.clone(), LogOptions { lease, ..LogOptions::default() });
         let dead_letters = DeadLetterTable::new(database.clone());
-        if self.is_exclusive() {
+        if lock(&self.lock).is_some() {
             outbox.void_lease().await?;
             log.void_leases().await?;
             dead_letters.void_leases().await?;
@@ -119,14 +117,6 @@ impl hub_store::HubDatabase for HubDatabase {
     async fn close(&self) {
         self.database.close().await;
         drop(lock(&self.lock).take());
-    }
-
-    fn is_exclusive(&self) -> bool {
-        lock(&self.lock).is_some()
-    }
-
-    fn default_key_file(&self) -> Option<PathBuf> {
-        Some(Self::key_file(&self.file))
     }
 }
 

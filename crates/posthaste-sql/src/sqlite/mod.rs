@@ -21,7 +21,7 @@ pub mod probe;
 pub use channels::ChannelTable;
 pub use database::{Database, OpenError, file_of};
 pub use dead_letters::DeadLetterTable;
-pub use hub_database::{HubDatabase, unwritable};
+pub use hub_database::HubDatabase;
 pub use inbox::Inbox;
 pub use log::{Log, LogOptions};
 pub use migrations::migrations;
