@@ -10,6 +10,8 @@
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod begin;
 mod database_kind;
+#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+mod inbox;
 mod migrations;
 #[cfg(feature = "mysql")]
 pub mod mysql;

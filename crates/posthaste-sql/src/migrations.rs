@@ -1,7 +1,7 @@
 use std::borrow::Cow;
 use std::future::Future;
 
-use posthaste_core::outbox::{OpenError, TableName};
+use posthaste_core::outbox::{Mode, OpenError, TableName};
 use sqlx::AssertSqlSafe;
 use sqlx::SqlSafeStr;
 use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
@@ -51,43 +51,67 @@ pub struct MigrationText {
     pub down: String,
 }
 
-/// The history of a set of migrations, in the words of one database.
-pub(crate) struct History {
-    /// The name of its table.
-    pub(crate) table: String,
-    /// The types of a time with its default and of bytes, as sqlx makes the table.
+/// The migrations of one database. In their text, `{table}` stands for the name of the outbox or inbox table.
+pub(crate) struct Dialect {
+    pub(crate) outbox: &'static [Numbered],
+    /// What ordered mode needs besides.
+    pub(crate) ordered: &'static [Numbered],
+    pub(crate) inbox: &'static [Numbered],
+    /// Fills in the name of a table.
+    pub(crate) fill: fn(&str, &TableName) -> String,
+    /// The types of a time with its default and of bytes, as sqlx makes its history table.
     pub(crate) time: &'static str,
     pub(crate) bytes: &'static str,
     /// Before and after the digits of bytes in hexadecimal.
     pub(crate) hex: (&'static str, &'static str),
 }
 
-#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
-pub(crate) fn texts(numbered: &[Numbered], history: &History, fill: impl Fn(&str) -> String) -> Vec<MigrationText> {
-    let migrator = migrator(numbered, history.table.clone(), &fill);
-    let text = |(name, up, down): &Numbered| {
-        let version = version_of(name).0;
-        let is_up = |migration: &&Migration| {
-            migration.version == version && migration.migration_type == MigrationType::ReversibleUp
-        };
-        let recorded = migrator.iter().find(is_up).map(|up| history.record(up)).unwrap_or_default();
-        let orphaned = format!("\nDELETE FROM {} WHERE version = {version};\n", history.table);
-        MigrationText { name, up: fill(up) + &recorded, down: fill(down) + &orphaned }
-    };
-    numbered.iter().map(text).collect()
-}
+impl Dialect {
+    /// Each outbox table has a history of its own, because a database may hold several.
+    pub(crate) fn outbox(&self, table: &TableName) -> Migrator {
+        migrator(self.outbox, outbox_history(table), |sql| (self.fill)(sql, table))
+    }
 
-#[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
-impl History {
+    pub(crate) fn ordered(&self, table: &TableName) -> Migrator {
+        migrator(self.ordered, ordered_history(table), |sql| (self.fill)(sql, table))
+    }
+
+    pub(crate) fn inbox(&self, table: &TableName) -> Migrator {
+        migrator(self.inbox, outbox_history(table), |sql| (self.fill)(sql, table))
+    }
+
+    /// The migrations of an outbox table as text.
+    pub(crate) fn texts(&self, table: &TableName, mode: Mode) -> Vec<MigrationText> {
+        let mut texts = self.texts_of(self.outbox, &outbox_history(table), table);
+        if matches!(mode, Mode::Ordered(_)) {
+            texts.extend(self.texts_of(self.ordered, &ordered_history(table), table));
+        }
+        texts
+    }
+
+    fn texts_of(&self, numbered: &[Numbered], history: &str, table: &TableName) -> Vec<MigrationText> {
+        let migrator = migrator(numbered, history.to_owned(), |sql| (self.fill)(sql, table));
+        let text = |(name, up, down): &Numbered| {
+            let version = version_of(name).0;
+            let is_up = |migration: &&Migration| {
+                migration.version == version && migration.migration_type == MigrationType::ReversibleUp
+            };
+            let record = migrator.iter().find(is_up).map(|up| self.record(history, up)).unwrap_or_default();
+            let forget = format!("\nDELETE FROM {history} WHERE version = {version};\n");
+            MigrationText { name, up: (self.fill)(up, table) + &record, down: (self.fill)(down, table) + &forget }
+        };
+        numbered.iter().map(text).collect()
+    }
+
     /// Records a migration as sqlx does when it runs one.
-    fn record(&self, migration: &Migration) -> String {
-        let Self { table, time, bytes, hex: (before, after) } = self;
+    fn record(&self, history: &str, migration: &Migration) -> String {
+        let Self { time, bytes, hex: (before, after), .. } = self;
         let (version, description) = (migration.version, &migration.description);
         let checksum: String = migration.checksum.iter().map(|byte| format!("{byte:02x}")).collect();
         format!(
             "
 -- The history, by which a process finds at its start that there is nothing left to run.
-CREATE TABLE IF NOT EXISTS {table} (
+CREATE TABLE IF NOT EXISTS {history} (
     version        BIGINT PRIMARY KEY,
     description    TEXT NOT NULL,
     installed_on   {time},
@@ -95,11 +119,19 @@ CREATE TABLE IF NOT EXISTS {table} (
     checksum       {bytes} NOT NULL,
     execution_time BIGINT NOT NULL
 );
-INSERT INTO {table} (version, description, success, checksum, execution_time)
+INSERT INTO {history} (version, description, success, checksum, execution_time)
 VALUES ({version}, '{description}', TRUE, {before}{checksum}{after}, -1);
 "
         )
     }
+}
+
+fn outbox_history(table: &TableName) -> String {
+    format!("{table}_migration")
+}
+
+fn ordered_history(table: &TableName) -> String {
+    format!("{table}_ordered")
 }
 
 /// The number in the name of a migration, and what it is about.

@@ -2,26 +2,24 @@
 
 use std::sync::Arc;
 
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 use chrono::{DateTime, Utc};
 use posthaste_core::Event;
 
+pub(crate) use self::event_row::EventRow;
+#[cfg(any(feature = "postgres", feature = "mysql"))]
+pub(crate) use self::event_row::{event_row, outbox_row};
 pub(crate) use self::headers::{read_headers, write_headers};
-pub(crate) use self::sweeper::{Sweeper, SWEEP_BATCH};
 
+mod event_row;
 mod headers;
-mod sweeper;
 
-/// How many events one statement inserts, and how much their payloads weigh but for one that is larger alone.
+/// How many events one statement inserts, and how many bytes of payload, unless a single event is larger.
 const CHUNK: usize = 500;
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// How many rows of each key are unblocked when rows of so many keys are finished together: as many as a claim takes in
-/// all. What is unblocked and not claimed is blocked again, so more would cost more than it brings.
-pub(crate) fn unblocked(keys: usize) -> usize {
-    (CHUNK / keys.max(1)).clamp(5, 100)
-}
-
-/// In microseconds, how soon a lease is looked at again that seems to have ended: its row may be locked by somebody.
+/// In microseconds, how soon a lease is looked at again that seems to have ended: another transaction may have locked its
+/// row.
 pub(crate) const SOONEST_TAKEOVER: i64 = 100_000;
 
 /// Parts of a size that one statement can carry.
@@ -39,24 +37,19 @@ pub(crate) fn chunks<'a, 'e>(mut events: &'a [&'e Event]) -> impl Iterator<Item 
     })
 }
 
-/// What the events of one aggregate have in common, and no others; nothing where there is no aggregate id.
+/// The ordering key of an aggregate; `None` where there is no aggregate id. Two aggregates never have the same key.
 pub(crate) fn key_of(aggregate_type: &str, aggregate_id: Option<&str>) -> Option<Arc<str>> {
     // The length tells where the type ends, whatever characters there are.
     aggregate_id.map(|id| format!("{}:{aggregate_type}:{id}", aggregate_type.len()).into())
 }
 
-/// Until when an event was delayed by who wrote it, as far as its row still tells: a retry overwrites it.
-pub(crate) fn delayed_until(
-    available_at: DateTime<Utc>,
-    created_at: DateTime<Utc>,
-    occurred_at: DateTime<Utc>,
-    attempts: u32,
-) -> Option<DateTime<Utc>> {
-    let is_delayed = attempts == 0 && available_at > created_at && available_at > occurred_at;
-    is_delayed.then_some(available_at)
+/// A number of rows as SQL binds it.
+pub(crate) fn limit(rows: usize) -> i64 {
+    i64::try_from(rows).unwrap_or(i64::MAX)
 }
 
-/// The nearest time from `earliest` to the end of the year 9999, after which no database of ours knows a time.
+/// The nearest time from `earliest` to the end of the year 9999: no database here keeps a later time.
+#[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) fn storable(at: DateTime<Utc>, earliest: DateTime<Utc>) -> DateTime<Utc> {
     const LAST_MICROS: i64 = 253_402_300_799_999_999;
     at.clamp(earliest, DateTime::from_timestamp_micros(LAST_MICROS).unwrap_or(DateTime::<Utc>::MAX_UTC))
@@ -79,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_do_not_run_into_each_other() {
+    fn two_aggregates_never_have_the_same_key() {
         assert_ne!(key_of("a:b", Some("c")), key_of("a", Some("b:c")));
         assert_eq!(key_of("a", None), None);
     }

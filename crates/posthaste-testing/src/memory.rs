@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use posthaste_core::outbox::{Mode, OpenError, OutboxRow, Pool, TableName};
-use posthaste_core::{FaultKind, StoreError};
+use posthaste_core::{FaultKind, StoreError, lock};
 use tokio::time::Instant;
 
 mod claim;
@@ -133,7 +133,7 @@ impl MemoryDatabase {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.0.state)
     }
 
     fn is_same(&self, other: &Self) -> bool {

@@ -1,10 +1,10 @@
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::bus::{Bus, Consumer, Fetched, Poison, Position, Quarantine, Record, Topics};
-use posthaste_core::{Progress, Settled, StoreError, Wakeup};
+use posthaste_core::{Progress, Settled, StoreError, Wakeup, lock};
 use tokio::time::Instant;
 
 type Partition = (Arc<str>, u32);
@@ -211,6 +211,3 @@ impl Consumer for Member {
     }
 }
 
-fn claim_id<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

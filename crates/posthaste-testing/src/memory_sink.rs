@@ -1,10 +1,10 @@
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
-use posthaste_core::{Delivery, Outcome, Sink};
+use posthaste_core::{Delivery, Outcome, Sink, lock};
 use tokio::sync::Notify;
 
 type Answer<T> = Box<dyn Fn(&T, u32) -> BoxFuture<'static, Outcome> + Send + Sync>;
@@ -99,6 +99,3 @@ impl<T: Clone + Send + Sync + 'static> Sink for MemorySink<T> {
     }
 }
 
-fn claim_id<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}

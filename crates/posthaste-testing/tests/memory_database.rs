@@ -5,10 +5,8 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use posthaste_core::outbox::{
-    RowUpdate, DeadFilter, DeadHead, LeaseSet, Mode, Outbox, OutboxStatus, Owner, Pool, Purge, Store, TableName, ClaimedRows,
-    OperatorStore, ClaimRequest, WriteError,
-};
+use posthaste_core::outbox::roles::*;
+use posthaste_core::outbox::{RowUpdate, DeadFilter, DeadHead, LeaseSet, Mode, Outbox, OutboxStatus, Owner, Pool, Purge, TableName, ClaimedRows, OperatorStore, ClaimRequest, WriteError};
 use posthaste_core::{Event, EventBuilder, Failure, FaultKind, Wakeup};
 use posthaste_testing::{HookCall, MemoryDatabase, MemoryOutbox, RecordingHook};
 use tokio::time::sleep;
@@ -44,7 +42,7 @@ async fn take(store: &MemoryOutbox, claim_id: &str, suspects: bool) -> ClaimedRo
         after: None,
         claim_id,
         lease: LEASE,
-        suspects,
+        allow_suspects: suspects,
         skip_recent: Duration::ZERO,
     };
     store.claim(&request).await.unwrap()
@@ -170,7 +168,7 @@ async fn rows_that_lost_a_lease_are_taken_in_a_group_then_alone_and_are_dead_aft
         assert!(take(&store, "y:1", false).await.rows.is_empty(), "suspects are not request");
         let (claim_id, started) = (format!("x:{losses}0"), format!("x:{losses}0:started"));
         assert_eq!(taken(&store, &claim_id).await, group);
-        assert_eq!(store.settle(&["x:1".to_owned()], &[done(1)]).await.unwrap().rows, HashSet::new(), "a stale claim_id");
+        assert_eq!(store.settle(&["x:1".to_owned()], &[done(1)]).await.unwrap().applied, HashSet::new(), "a stale claim_id");
         assert_eq!(database.rows(TABLE)[0].lease_losses, losses);
         assert_eq!(store.mark_started(&claim_id, &started, &[1]).await.unwrap(), HashSet::from([1]));
     }
@@ -183,7 +181,7 @@ async fn rows_that_lost_a_lease_are_taken_in_a_group_then_alone_and_are_dead_aft
     assert_eq!(taken(&store, "x:50").await, [2]);
     assert_eq!(database.rows(TABLE)[1].lease_losses, 1, "its delivery was never started");
     let retry = RowUpdate { status: OutboxStatus::Retry, attempts: Some(1), ..done(2) };
-    assert_eq!(store.settle(&["x:50".to_owned()], &[retry]).await.unwrap().rows, HashSet::from([2]));
+    assert_eq!(store.settle(&["x:50".to_owned()], &[retry]).await.unwrap().applied, HashSet::from([2]));
     assert_eq!(database.rows(TABLE)[1].lease_losses, 0, "an attempt came to its end");
 }
 
@@ -199,8 +197,8 @@ async fn a_table_has_one_owner_and_its_generation_fences_the_elder() {
     assert_eq!(store.acquire_ownership("one", LEASE).await.unwrap(), Owner::Us { generation: 1 }, "nobody was in between");
     store.release_ownership("one").await.unwrap();
     assert_eq!(store.acquire_ownership("other", LEASE).await.unwrap(), Owner::Us { generation: 2 });
-    assert_eq!(store.settle(&["one:1".to_owned()], &[done(1)]).await.unwrap().rows, HashSet::new());
-    assert_eq!(store.settle(&["other:2".to_owned()], &[done(1)]).await.unwrap().rows, HashSet::from([1]));
+    assert_eq!(store.settle(&["one:1".to_owned()], &[done(1)]).await.unwrap().applied, HashSet::new());
+    assert_eq!(store.settle(&["other:2".to_owned()], &[done(1)]).await.unwrap().applied, HashSet::from([1]));
 }
 
 #[tokio::test(start_paused = true)]
@@ -211,7 +209,7 @@ async fn a_dead_head_blocks_its_key_or_is_skipped() {
         write(&store, [of_key("a1", "a"), of_key("a2", "a"), of_key("a3", "a"), of_key("b1", "b")]).await;
         assert_eq!(taken(&store, "x:1").await, [1, 2, 3, 4]);
         let claim_id = ["x:1".to_owned()];
-        assert_eq!(store.settle(&claim_id, &[dead(1), done(4)]).await.unwrap().rows, HashSet::from([1, 4]));
+        assert_eq!(store.settle(&claim_id, &[dead(1), done(4)]).await.unwrap().applied, HashSet::from([1, 4]));
         store.release(&LeaseSet::Rows { claim_ids: &claim_id, rows: &[2, 3] }).await.unwrap();
         assert_eq!(taken(&store, "x:2").await, after);
         assert!(store.discard("a1").await.unwrap());

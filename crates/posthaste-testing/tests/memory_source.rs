@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::Event;
-use posthaste_core::outbox::{Mode, OutboxItem, OutboxSource, Pool, Reader, Store, Table, TableName};
+use posthaste_core::outbox::roles::*;
+use posthaste_core::outbox::{Mode, OutboxItem, OutboxSource, Pool, Reader, Table, TableName};
 use posthaste_testing::source_laws::{KeyedSourceHarness, SourceHarness};
 use posthaste_testing::{MemoryDatabase, MemoryOutbox};
 

@@ -5,9 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use posthaste_core::outbox::{
-    Mode, OutboxItem, OutboxRow, OutboxSource, OutboxStatus, Pool, Reader, Store, Table, TableName,
-};
+use posthaste_core::outbox::roles::*;
+use posthaste_core::outbox::{Mode, OutboxItem, OutboxRow, OutboxSource, OutboxStatus, Pool, Reader, Table, TableName};
 use posthaste_core::{
     Claim, Claimed, Event, Failure, FaultKind, OnStop, Outcome, Relay, RelayOptions, RetryPolicy, Settled, Settlement,
     Source, StoreError, Wakeup,
@@ -431,11 +430,11 @@ async fn what_comes_in_hot_one_after_the_other_is_settled_in_groups() {
     let settled = slow.settled.clone();
     let options = RelayOptions { settle_linger: Duration::from_millis(10), ..options() };
     let relay = Relay::new("test", Arc::new(slow), Arc::new(sink.clone()), options);
-    let (door, stop) = (relay.hot_queue(100), CancellationToken::new());
+    let (queue, stop) = (relay.hot_queue(100), CancellationToken::new());
     let running = tokio::spawn(relay.run(stop.clone()));
     for claimed in claimed {
-        let (deadline, permit) = (door.deadline(), door.permit().unwrap());
-        assert!(door.hand_over(vec![(claimed, permit)], deadline).is_ok());
+        let (deadline, permit) = (queue.deadline(), queue.permit().unwrap());
+        assert!(queue.push(vec![(claimed, permit)], deadline).is_ok());
         sleep(Duration::from_millis(1)).await;
     }
     stop.cancel();

@@ -11,6 +11,7 @@ mod dead_letter_list;
 mod dead_letter_source;
 mod dead_letter_update;
 mod dead_letters;
+mod idempotency;
 mod log;
 mod outbox;
 mod registry;
@@ -28,6 +29,7 @@ pub use dead_letters::{
     DeadLetterHistory, DeadLetterQueries, DeadLetterReplays, DeadLetterRow, DeadLetterStatus, DeadLetterStore, NewDeadLetter, Replay, ReplayResult,
     ReplayResults, Trigger,
 };
+pub use idempotency::{EventIdentity, deduplicate, deduplicate_atomic};
 pub use log::{Backlog, BusInspector, GroupProgress, LogEntry, TopicState};
 pub use outbox::HubOutbox;
 pub use registry::{

@@ -53,3 +53,11 @@ pub use table::Table;
 pub use table_name::{BadTableName, TableName};
 pub use transaction::Transaction;
 pub use write::WriteError;
+
+/// The roles of a [`Store`], for code that calls their methods: `use posthaste_core::outbox::roles::*`.
+pub mod roles {
+    pub use super::{
+        ClaimStore as _, LeaseStore as _, Notifier as _, OperatorStore as _, OwnershipStore as _, SettleStore as _,
+        WriteStore as _,
+    };
+}

@@ -2,6 +2,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::OutboxStatus;
+
 /// Which kind of reader a table has. It has one for good: an event that the one kind cannot route would be the
 /// other's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +86,15 @@ impl Mode {
         match self {
             Self::Ordered(rule) => Some(rule),
             Self::SingleNode | Self::MultiNode | Self::WriterOnly => None,
+        }
+    }
+
+    /// Ordered mode: true if a row of this status no longer blocks the later rows of its aggregate.
+    pub fn is_finished(self, status: OutboxStatus) -> bool {
+        match status {
+            OutboxStatus::Done => true,
+            OutboxStatus::Dead => self == Self::Ordered(DeadHead::Skip),
+            OutboxStatus::New | OutboxStatus::Retry => false,
         }
     }
 

@@ -9,7 +9,7 @@ mod inbox;
 mod migrations;
 mod outbox;
 
-pub use faults::TooLong;
+pub use errors::TooLong;
 pub use inbox::Inbox;
 pub use migrations::migrations;
 pub use outbox::OutboxStore;

@@ -1,32 +1,24 @@
-use std::collections::HashSet;
-use std::time::Duration;
-
 use async_trait::async_trait;
-use posthaste_core::outbox::{
-    RowUpdate, SettledRows, DeadFilter, DeadHead, InTransaction, LeaseSet, Mode, Notes, OpenError, OutboxRow, Owner, Pool,
-    Purge, Reader, Registration, Store, TableName, ClaimedRows, OperatorStore, ClaimRequest,
-};
-use posthaste_core::{Event, FaultKind, StoreError, Wakeup};
+use posthaste_core::outbox::{DeadHead, Mode, Notifier, OpenError, Pool, Store, TableName};
 use sqlx::migrate::Migrator;
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, MySqlPool, Transaction};
 
 use super::clock::NOW;
-use super::errors::{commit_error, number, session_error, store_error};
-use super::migrations;
+use super::errors::{number, store_error};
+use super::migrations::{self, DIALECT};
 use crate::begin::begin;
 use crate::migrations::{bring_up, newest};
-use crate::outbox::Sweeper;
 use crate::session::Session;
 
 mod claim;
-mod insert;
 mod lease;
+mod operator;
 mod ownership;
 #[cfg(test)]
 mod plans;
 mod rows;
 mod settle;
-mod operator;
+mod write;
 
 /// Begins a transaction of our own. Whatever the session's isolation is: only rows are locked, never the gaps between them
 /// that the service's writers insert into, and each statement sees what was committed before it.
@@ -56,7 +48,6 @@ pub struct OutboxStore {
     renewals: Session<MySql>,
     table: TableName,
     mode: Mode,
-    sweeper: Sweeper,
 }
 
 #[async_trait]
@@ -68,12 +59,12 @@ impl Pool<OutboxStore> for MySqlPool {
             let remedy = "use MySQL 8.0.16, MariaDB 10.6 or later".to_owned();
             return Err(OpenError::Unsuitable { problem: format!("database server is {version}"), remedy });
         }
-        migrate(self, &table, &migrations::outbox(&table)).await?;
+        migrate(self, &table, &DIALECT.outbox(&table)).await?;
         if matches!(mode, Mode::Ordered(_)) {
-            migrate(self, &table, &migrations::ordered(&table)).await?;
+            migrate(self, &table, &DIALECT.ordered(&table)).await?;
         }
         let [claims, settlements, renewals] = [(); 3].map(|()| Session::beside(self));
-        Ok(OutboxStore { pool: self.clone(), claims, settlements, renewals, table, mode, sweeper: Sweeper::new() })
+        Ok(OutboxStore { pool: self.clone(), claims, settlements, renewals, table, mode })
     }
 }
 
@@ -98,8 +89,8 @@ pub(super) async fn migrate(pool: &MySqlPool, table: &TableName, migrator: &Migr
     // Tables are not created in transactions here, and the lock that sqlx takes is none on MariaDB.
     let name = sqlx::query_scalar("SELECT CONCAT(LEFT(SHA1(DATABASE()), 12), ':', ?)").bind(table.as_str());
     let name: String = name.fetch_one(&mut *connection).await.map_err(failed)?;
-    let claim_id = sqlx::query("SELECT GET_LOCK(?, 3600)").bind(&name).execute(&mut *connection);
-    claim_id.await.map_err(failed)?;
+    let lock = sqlx::query("SELECT GET_LOCK(?, 3600)").bind(&name).execute(&mut *connection);
+    lock.await.map_err(failed)?;
     let found = newest_made(&mut connection, migrator).await.map_err(failed)?;
     // `run_direct` is `run` on a connection: the one that holds the lock, for a pool may have but one.
     let brought_up = bring_up(migrator, table, found, migrator.run_direct(None, &mut *connection, false)).await;
@@ -153,11 +144,7 @@ fn list(rows: &[i64]) -> String {
     }
 }
 
-#[async_trait]
 impl Store for OutboxStore {
-    type Connection = MySqlConnection;
-    type Transaction = Transaction<'static, MySql>;
-
     fn table(&self) -> &TableName {
         &self.table
     }
@@ -166,145 +153,13 @@ impl Store for OutboxStore {
         self.mode
     }
 
-    async fn register(&self, reader: Reader, lease: Duration) -> Result<Registration, StoreError> {
-        self.register_reader(reader, lease).await.map_err(|error| store_error("open the outbox", error))
-    }
-
-    async fn acquire_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
-        self.take_ownership(owner, lease)
-            .await
-            .map_err(|error| session_error("take the ownership of the outbox", error))
-    }
-
-    async fn release_ownership(&self, owner: &str) -> Result<(), StoreError> {
-        self.end_ownership(owner).await.map_err(|error| session_error("give up the ownership of the outbox", error))
-    }
-
-    async fn begin(&self) -> Result<Self::Transaction, StoreError> {
-        begin(&self.pool, None).await.map_err(|error| store_error("begin a transaction", error))
-    }
-
-    async fn commit(&self, transaction: Self::Transaction) -> Result<(), StoreError> {
-        transaction.commit().await.map_err(|error| commit_error("commit a transaction", error))
-    }
-
-    async fn rollback(&self, transaction: Self::Transaction) -> Result<(), StoreError> {
-        transaction.rollback().await.map_err(|error| store_error("roll back a transaction", error))
-    }
-
-    async fn insert(
-        &self,
-        connection: &mut MySqlConnection,
-        events: &[&Event],
-        claim_id: Option<&str>,
-    ) -> Result<Vec<i64>, StoreError> {
-        self.insert_all(connection, events, claim_id).await.map_err(|error| store_error("write to the outbox", error))
-    }
-
-    async fn surviving(&self, connection: &mut MySqlConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
-        const DOING: &str = "commit a transaction";
-        let failed = |error| store_error(DOING, error);
-        let mut surviving: HashSet<i64> = HashSet::new();
-        if !rows.is_empty() {
-            let found = sqlx::query_scalar(self.sql(insert::SURVIVING)).bind(list(rows)).fetch_all(&mut *connection);
-            let found: Vec<i64> = found.await.map_err(failed)?;
-            surviving.extend(found);
-        }
-        // After a deadlock the server has rolled everything back, and carries out what follows statement by statement.
-        let is_complete = !rows.is_empty() && surviving.len() == rows.len();
-        if !is_complete && !insert::is_in_transaction(connection).await.map_err(failed)? {
-            let reason = "the database rolled it back after an error that was ignored";
-            return Err(StoreError::new(DOING, FaultKind::OutcomeUnknown, reason));
-        }
-        Ok(surviving)
-    }
-
-    async fn claim(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, StoreError> {
-        let taken = match self.mode {
-            Mode::MultiNode => self.lease_due(request).await,
-            Mode::Ordered(_) => self.lease_runs(request).await,
-            Mode::SingleNode | Mode::WriterOnly => self.read_due(request).await,
-        };
-        taken.map_err(|error| session_error("claim from the outbox", error))
-    }
-
-    async fn mark_started(&self, claim_id: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
-        let marked = self.start_suspects(claim_id, started, rows).await;
-        marked.map_err(|error| session_error("claim from the outbox", error))
-    }
-
-    async fn next_due(&self, request: &ClaimRequest<'_>) -> Result<Option<Duration>, StoreError> {
-        self.first_due(request).await.map_err(|error| session_error("claim from the outbox", error))
-    }
-
-    async fn settle(&self, fencing_tokens: &[String], changes: &[RowUpdate]) -> Result<SettledRows, StoreError> {
-        self.change(fencing_tokens, changes).await.map_err(|error| session_error("settle in the outbox", error))
-    }
-
-    async fn renew(&self, claim_ids: &[String], rows: &[i64]) -> Result<SettledRows, StoreError> {
-        self.renew_leases(claim_ids, rows).await.map_err(|error| session_error("renew leases", error))
-    }
-
-    async fn release(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, StoreError> {
-        self.release_leases(leases).await.map_err(|error| session_error("release leases", error))
+    /// MySQL cannot notify other processes.
+    fn notifier(&self) -> Option<&dyn Notifier> {
+        None
     }
 
     fn runs_on_own_thread(&self) -> bool {
         true
-    }
-
-    async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
-        self.due_types().await.map_err(|error| session_error("list the pending event types of the outbox", error))
-    }
-
-    fn tells_others(&self) -> bool {
-        false
-    }
-
-    async fn notify(&self) -> Result<(), StoreError> {
-        Ok(())
-    }
-
-    async fn listen(&self, _: Wakeup) -> Result<(), StoreError> {
-        std::future::pending().await
-    }
-}
-
-#[async_trait]
-impl OperatorStore for OutboxStore {
-    async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
-        self.find_row(event_id).await.map_err(|error| store_error("find an event in the outbox", error))
-    }
-
-    async fn dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<OutboxRow>, StoreError> {
-        self.list_dead(filter, limit).await.map_err(|error| store_error("list the dead events of the outbox", error))
-    }
-
-    async fn count_dead(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
-        self.count_dead_rows(filter).await.map_err(|error| store_error("count the dead events of the outbox", error))
-    }
-
-    async fn replay(&self, filter: &DeadFilter, after: i64, limit: usize) -> Result<(u64, i64), StoreError> {
-        let replayed = self.replay_dead(filter, after, limit).await;
-        replayed.map_err(|error| store_error("replay dead events of the outbox", error))
-    }
-
-    async fn discard(&self, event_id: &str) -> Result<bool, StoreError> {
-        self.discard_dead(event_id).await.map_err(|error| store_error("discard a dead event of the outbox", error))
-    }
-
-    async fn purge(&self, purge: Purge, older_than: Duration, limit: usize) -> Result<u64, StoreError> {
-        self.purge_rows(purge, older_than, limit).await.map_err(|error| store_error("purge the outbox", error))
-    }
-
-    async fn oldest_due(&self) -> Result<Option<Duration>, StoreError> {
-        self.age_of_oldest_due().await.map_err(|error| store_error("look at the head of the outbox", error))
-    }
-}
-
-impl InTransaction<OutboxStore> for Transaction<'_, MySql> {
-    fn parts(&mut self) -> (&mut MySqlConnection, Option<&mut Notes<OutboxStore>>) {
-        (self, None)
     }
 }
 

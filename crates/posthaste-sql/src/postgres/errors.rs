@@ -5,10 +5,10 @@ use crate::session::Failed;
 /// Classes of SQLSTATE that say nothing about the statement: connection, transaction (deadlock), resources, operator
 /// (shutdown, cancelled), system.
 const TRANSIENT: [&str; 5] = ["08", "40", "53", "57", "58"];
-/// A lock was not to be had in time; the server is a standby just now; it ended a transaction that did nothing.
+/// A lock timeout; the server is a standby now; the server ended an idle transaction.
 const ALSO_TRANSIENT: [&str; 3] = ["55P03", "25006", "25P03"];
 
-/// What a failed statement means for whoever asked for it.
+/// What a failed statement means for its caller.
 pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError {
     let kind = match &error {
         sqlx::Error::Database(error) => match error.code() {
@@ -16,7 +16,7 @@ pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError
             Some(code) if ALSO_TRANSIENT.contains(&&*code) => FaultKind::Transient,
             _ => FaultKind::Permanent,
         },
-        // The last is a connection on which somebody was cut off half way: the next one is another.
+        // The last one is a connection on which a statement was cut off half way: the next statement gets another.
         sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Protocol(_) => {
             FaultKind::Transient
         }
@@ -25,7 +25,7 @@ pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError
     StoreError::new(doing, kind, error)
 }
 
-/// What a failed commit means: who cut the connection while it was under way may have done so after it was made.
+/// What a failed commit means: a connection that was lost while it was under way may have been lost after the commit.
 pub(super) fn commit_error(doing: &'static str, error: sqlx::Error) -> StoreError {
     let is_answered = match &error {
         // The server gave up the connection, or does not know itself.
@@ -40,12 +40,16 @@ pub(super) fn commit_error(doing: &'static str, error: sqlx::Error) -> StoreErro
     }
 }
 
-/// What a failed transaction of a session means.
-pub(super) fn session_error(doing: &'static str, failed: Failed) -> StoreError {
-    match failed {
-        Failed::Statement(error) => store_error(doing, error),
-        Failed::Commit(error) => commit_error(doing, error),
-    }
+/// Runs what one method of a store does. An error says what was being done: `what` is a fragment that reads well after
+/// "failed to".
+pub(super) async fn doing<T>(
+    what: &'static str,
+    work: impl Future<Output = Result<T, Failed>>,
+) -> Result<T, StoreError> {
+    work.await.map_err(|failed| match failed {
+        Failed::Statement(error) => store_error(what, error),
+        Failed::Commit(error) => commit_error(what, error),
+    })
 }
 
 /// Another transaction has locked a row.

@@ -1,51 +1,21 @@
 use posthaste_core::outbox::{Mode, TableName};
-use sqlx::migrate::Migrator;
-
-use crate::migrations::{History, MigrationText, Numbered, migration, migrator, texts};
+use crate::migrations::{Dialect, MigrationText, migration};
 use crate::table_sql::fill_table;
 
-/// In these, `{table}` stands for the name of the outbox table.
-const OUTBOX: &[Numbered] = &[migration!("postgres", "outbox", "0001_outbox")];
-const ORDERED: &[Numbered] = &[migration!("postgres", "ordered", "0001_ordered")];
+pub(super) const DIALECT: Dialect = Dialect {
+    outbox: &[migration!("postgres", "outbox", "0001_outbox")],
+    ordered: &[migration!("postgres", "ordered", "0001_ordered")],
+    inbox: &[migration!("postgres", "inbox", "0001_inbox")],
+    fill,
+    time: "TIMESTAMPTZ NOT NULL DEFAULT now()",
+    bytes: "BYTEA",
+    hex: ("'\\x", "'"),
+};
 
-const INBOX: &[Numbered] = &[migration!("postgres", "inbox", "0001_inbox")];
-
-/// What makes an outbox table of this name for this mode, to be read or to be run by a user who may create tables. Where it was
-/// run, a process starts with rights to read and write the tables and no others.
+/// The migrations of an outbox table of this name for this mode, to be read, or to be run by a user who may create tables.
+/// After that, a process needs no other rights than to read and write the tables.
 pub fn migrations(table: &TableName, mode: Mode) -> Vec<MigrationText> {
-    let mut all = texts(OUTBOX, &history(outbox_history(table)), |sql| fill(sql, table));
-    if matches!(mode, Mode::Ordered(_)) {
-        all.extend(texts(ORDERED, &history(ordered_history(table)), |sql| fill(sql, table)));
-    }
-    all
-}
-
-/// As sqlx makes it.
-fn history(table: String) -> History {
-    History { table, time: "TIMESTAMPTZ NOT NULL DEFAULT now()", bytes: "BYTEA", hex: ("'\\x", "'") }
-}
-
-fn outbox_history(table: &TableName) -> String {
-    format!("{table}_migration")
-}
-
-fn ordered_history(table: &TableName) -> String {
-    format!("{table}_ordered")
-}
-
-/// Each outbox table has its own history, because a database may hold several.
-pub(super) fn outbox(table: &TableName) -> Migrator {
-    migrator(OUTBOX, outbox_history(table), |sql| fill(sql, table))
-}
-
-/// What ordered mode needs besides.
-pub(super) fn ordered(table: &TableName) -> Migrator {
-    migrator(ORDERED, ordered_history(table), |sql| fill(sql, table))
-}
-
-/// A receiver's inbox.
-pub(super) fn inbox(table: &TableName) -> Migrator {
-    migrator(INBOX, format!("{table}_migration"), |sql| fill(sql, table))
+    DIALECT.texts(table, mode)
 }
 
 /// Fills in the name of a table, in lower case, as PostgreSQL reads a name without quotes: a service and what other programs

@@ -7,7 +7,7 @@ use posthaste_core::{Event, StoreError};
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
 use super::database::Database;
-use super::errors::Doing;
+use super::errors::doing;
 use super::outbox::{OutboxStore, fill};
 use super::unreadable::readable;
 
@@ -48,7 +48,7 @@ impl ChannelTable {
 #[async_trait]
 impl ChannelStore for ChannelTable {
     async fn load(&self) -> Result<Vec<String>, StoreError> {
-        let rows = sqlx::query(LOAD).fetch_all(self.database.readers()).await.doing("read the channels")?;
+        let rows = doing("read the channels", sqlx::query(LOAD).fetch_all(self.database.readers())).await?;
         let types = readable("channel", &rows, 1, |row| row.try_get::<String, _>(0));
         self.owners.remember_types(&types);
         Ok(types)

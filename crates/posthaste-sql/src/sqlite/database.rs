@@ -14,8 +14,8 @@ use sqlx::sqlite::{
 
 use super::errors::store_error;
 use super::migrations;
-use super::turn::{BUSY_TIMEOUT, Turn};
 use super::writer::{WriteError, Writer};
+use super::writer_lock::{BUSY_TIMEOUT, WriterLock};
 use crate::migrations::{bring_up, newest};
 
 /// One SQLite file: a few connections that read for the pipeline, two for what people ask, and one that writes for
@@ -28,7 +28,7 @@ pub struct Database {
     readers: SqlitePool,
     operators: SqlitePool,
     writer: Writer,
-    turn: Turn,
+    writer_lock: WriterLock,
 }
 
 /// How many connections read for the pipeline, and how many for people.
@@ -95,12 +95,12 @@ impl Database {
             .statement_cache_capacity(600);
         let path = options.get_filename().to_owned();
         let unreachable = |source| OpenError::Unreachable { path: path.clone(), source };
-        let (writer, turn) = Writer::start(&options).await.map_err(unreachable)?;
+        let (writer, writer_lock) = Writer::start(&options).await.map_err(unreachable)?;
         let options = options.read_only(true);
         let pool = |size| SqlitePoolOptions::new().max_connections(size).test_before_acquire(false);
         let readers = pool(READERS).connect_with(options.clone()).await.map_err(unreachable)?;
         let operators = pool(OPERATORS).connect_with(options).await.map_err(unreachable)?;
-        Ok(Self { readers, operators, writer, turn })
+        Ok(Self { readers, operators, writer, writer_lock })
     }
 
     /// The schema of the hub tables, without changing it.
@@ -145,9 +145,9 @@ impl Database {
         read.await.map_err(|error| store_error("read the version of the schema", error))
     }
 
-    /// Whose turn it is to write to the file.
-    pub(super) fn turn(&self) -> &Turn {
-        &self.turn
+    /// Held by whoever writes to the file.
+    pub(super) fn writer_lock(&self) -> &WriterLock {
+        &self.writer_lock
     }
 
     /// Connections that see the last commit and cannot write, for what keeps events moving.

@@ -5,7 +5,7 @@ const BUSY: i64 = 5;
 /// The code of an error of the disk.
 const IO_ERROR: i64 = 10;
 
-/// What a failed statement means for whoever asked for it.
+/// What a failed statement means for its caller.
 pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError {
     let kind = match &error {
         // A broken constraint breaks again; a locked or full database may recover.
@@ -18,16 +18,13 @@ pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError
     StoreError::new(doing, kind, error)
 }
 
-/// Adds to an error of the driver what failed.
-pub(super) trait Doing<T> {
-    /// `doing` is a fragment that reads well after "failed to".
-    fn doing(self, doing: &'static str) -> Result<T, StoreError>;
-}
-
-impl<T> Doing<T> for Result<T, sqlx::Error> {
-    fn doing(self, doing: &'static str) -> Result<T, StoreError> {
-        self.map_err(|error| store_error(doing, error))
-    }
+/// Runs what one method of a store reads. An error says what was being done: `what` is a fragment that reads well after
+/// "failed to".
+pub(super) async fn doing<T>(
+    what: &'static str,
+    work: impl Future<Output = Result<T, sqlx::Error>>,
+) -> Result<T, StoreError> {
+    work.await.map_err(|error| store_error(what, error))
 }
 
 /// What a failed commit means. The database answers in this process, so that it did not commit is certain, unless the

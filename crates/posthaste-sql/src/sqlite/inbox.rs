@@ -1,18 +1,19 @@
 use std::time::Duration;
 
 use posthaste_core::StoreError;
-use posthaste_core::outbox::{InTransaction, OpenError, TableName};
-use sqlx::AssertSqlSafe;
+use posthaste_core::outbox::{OpenError, TableName};
 use sqlx::sqlite::SqlitePool;
+use sqlx::{AssertSqlSafe, SqliteConnection};
 
 use super::clock::{NOW_MS, millis};
 use super::database::Database;
 use super::errors::store_error;
 use super::migrations;
 use super::outbox::{OutboxStore, beside};
+use crate::inbox::inbox_methods;
 
-/// A receiver's memory of what it has had: makes a listener idempotent by keeping its effect and the record of it in one
-/// transaction.
+/// The events that a listener has processed. It makes the listener idempotent: the effect of an event and the record that it
+/// was processed are in one transaction.
 ///
 /// ```no_run
 /// # use posthaste_sql::sqlite::Inbox;
@@ -41,26 +42,24 @@ impl Inbox {
     /// Brings the table up to date. `inbox_event` is a good name.
     pub async fn open(pool: SqlitePool, table: TableName) -> Result<Self, OpenError> {
         let database = beside(&pool).await?;
-        database.migrate(&table, migrations::inbox(&table)).await?;
+        database.migrate(&table, migrations::DIALECT.inbox(&table)).await?;
         Ok(Self { database, table })
     }
 
-    /// Records that this listener has had this event, in the transaction of what it does about it; whether it had not had
-    /// it before. While another transaction writes, it waits for how that ends.
-    pub async fn first_time(
+    inbox_methods!(OutboxStore);
+
+    async fn record(
         &self,
-        transaction: &mut impl InTransaction<OutboxStore>,
+        connection: &mut SqliteConnection,
         listener: &str,
         event_id: &str,
     ) -> Result<bool, StoreError> {
-        let (connection, _) = transaction.parts();
         let record = sqlx::query(self.sql(RECORD)).bind(listener).bind(event_id).execute(connection).await;
         let recorded = record.map_err(|error| store_error("record an event in the inbox", error))?;
         Ok(recorded.rows_affected() == 1)
     }
 
-    /// Forgets at most `limit` events that are older than any duplicate that may still come; answers with how many.
-    pub async fn purge(&self, older_than: Duration, limit: u32) -> Result<u64, StoreError> {
+    async fn delete_old(&self, older_than: Duration, limit: u32) -> Result<u64, StoreError> {
         let (inbox, age) = (self.clone(), millis(older_than));
         let write = self.database.write("purge the inbox", move |connection| {
             let purge = sqlx::query(inbox.sql(PURGE)).bind(age).bind(limit);

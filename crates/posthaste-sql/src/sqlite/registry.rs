@@ -8,7 +8,7 @@ use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, QueryBuilder, Sqlite};
 
 use super::database::Database;
-use super::errors::Doing;
+use super::errors::doing;
 use super::unreadable::readable;
 
 mod definitions;
@@ -45,12 +45,12 @@ impl From<Refusal> for RegistryError {
 #[async_trait]
 impl Registry for RegistryTables {
     async fn version(&self) -> Result<i64, StoreError> {
-        let version = sqlx::query_scalar(VERSION).fetch_one(self.database.readers()).await;
-        version.doing("read the version of the registry")
+        let version = sqlx::query_scalar(VERSION).fetch_one(self.database.readers());
+        doing("read the version of the registry", version).await
     }
 
     async fn load_active(&self) -> Result<(i64, Vec<(Definition, Subscription)>), StoreError> {
-        self.read_active().await.doing("load the active subscriptions")
+        doing("load the active subscriptions", self.read_active()).await
     }
 }
 

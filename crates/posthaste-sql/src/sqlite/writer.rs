@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep};
 
 use super::errors::{is_certain, is_locked};
-use super::turn::{BUSY_TIMEOUT, Turn};
+use super::writer_lock::{BUSY_TIMEOUT, WriterLock};
 
 /// How many jobs share one commit at most: bounds how long the first of them waits.
 const GROUP: usize = 256;
@@ -80,14 +80,14 @@ where
 }
 
 impl Writer {
-    /// Answers also with the turn that it waits for before each transaction.
-    pub(super) async fn start(options: &SqliteConnectOptions) -> Result<(Self, Turn), sqlx::Error> {
+    /// Also returns the lock that it acquires before each transaction.
+    pub(super) async fn start(options: &SqliteConnectOptions) -> Result<(Self, WriterLock), sqlx::Error> {
         let connection = connect(options).await?;
-        let turn = Turn::of(options.get_filename());
+        let writer_lock = WriterLock::of(options.get_filename());
         let (queue, requests) = mpsc::channel(4 * GROUP);
         // Renewals are writes, too: they go on while listeners block every thread of the service's runtime.
-        heartbeat::runtime().spawn(keep_serving(connection, options.clone(), turn.clone(), requests));
-        Ok((Self { queue }, turn))
+        heartbeat::runtime().spawn(keep_serving(connection, options.clone(), writer_lock.clone(), requests));
+        Ok((Self { queue }, writer_lock))
     }
 
     pub(super) async fn write<T, F>(&self, job: F) -> Result<T, WriteError>
@@ -134,12 +134,12 @@ async fn connect(options: &SqliteConnectOptions) -> Result<SqliteConnection, sql
 async fn keep_serving(
     first: SqliteConnection,
     options: SqliteConnectOptions,
-    turn: Turn,
+    writer_lock: WriterLock,
     mut requests: mpsc::Receiver<Request>,
 ) {
     let mut connection = first;
     loop {
-        let serving = AssertUnwindSafe(serve(connection, turn.clone(), &mut requests)).catch_unwind();
+        let serving = AssertUnwindSafe(serve(connection, writer_lock.clone(), &mut requests)).catch_unwind();
         let Err(panic) = serving.await else { return };
         metrics::counter!("posthaste_task_panics_total", "task" => "sqlite-writer").increment(1);
         tracing::error!(panic = message(&*panic), "the SQLite writer panicked and connects anew");
@@ -154,10 +154,10 @@ async fn keep_serving(
     }
 }
 
-async fn serve(mut connection: SqliteConnection, turn: Turn, requests: &mut mpsc::Receiver<Request>) {
+async fn serve(mut connection: SqliteConnection, writer_lock: WriterLock, requests: &mut mpsc::Receiver<Request>) {
     while let Some(request) = requests.recv().await {
-        // Who has it for longer than this has the file's lock as well: then SQLite says so.
-        let _turn = turn.take(BUSY_TIMEOUT).await;
+        // Whoever holds it for longer holds the lock of the file as well: then SQLite says so.
+        let _permit = writer_lock.acquire(BUSY_TIMEOUT).await;
         let mut group = Vec::new();
         let mut next = Some(request);
         let mut last = None;

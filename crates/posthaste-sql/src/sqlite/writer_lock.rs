@@ -1,42 +1,43 @@
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
+use posthaste_core::lock;
 use tokio::sync::OwnedMutexGuard;
 
 /// How long SQLite itself waits for the lock of a file.
 pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Whose turn it is to write to a file, among those of this process who ask.
+/// The right to write to a file, among the tasks of this process.
 ///
-/// SQLite lets one write at a time, and who has to wait sleeps and tries again, longer each time: whoever comes back
-/// soonest wins. Here they wait in a row and are woken. Between processes, and for transactions that know nothing of
-/// this, the lock of the file goes on to be what counts.
+/// SQLite lets one connection write at a time. A connection that has to wait sleeps and tries again, longer each time, so
+/// whoever tries soonest wins. Here they wait in a fair queue and are woken. Between processes, and for transactions that do
+/// not use this lock, the lock of the file decides.
 #[derive(Clone)]
-pub(super) struct Turn(Arc<tokio::sync::Mutex<()>>);
+pub(super) struct WriterLock(Arc<tokio::sync::Mutex<()>>);
 
-/// Given back when it is dropped.
-pub(super) type Taken = OwnedMutexGuard<()>;
+/// Released when it is dropped.
+pub(super) type WriterPermit = OwnedMutexGuard<()>;
 
-/// Of every file that is open in this process: whoever opens a file again has to wait for the same turn.
-static TURNS: Mutex<Vec<(PathBuf, Weak<tokio::sync::Mutex<()>>)>> = Mutex::new(Vec::new());
+/// One lock for each file that is open in this process: whoever opens a file again waits for the same lock.
+static LOCKS: Mutex<Vec<(PathBuf, Weak<tokio::sync::Mutex<()>>)>> = Mutex::new(Vec::new());
 
-impl Turn {
-    /// The turn of an existing file.
+impl WriterLock {
+    /// The lock of an existing file.
     pub(super) fn of(file: &Path) -> Self {
         let file = std::fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
-        let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
-        turns.retain(|(_, turn)| turn.strong_count() > 0);
-        let known = turns.iter().find(|(path, _)| *path == file).and_then(|(_, turn)| turn.upgrade());
+        let mut locks = lock(&LOCKS);
+        locks.retain(|(_, known)| known.strong_count() > 0);
+        let known = locks.iter().find(|(path, _)| *path == file).and_then(|(_, known)| known.upgrade());
         Self(known.unwrap_or_else(|| {
-            let turn = Arc::default();
-            turns.push((file, Arc::downgrade(&turn)));
-            turn
+            let new = Arc::default();
+            locks.push((file, Arc::downgrade(&new)));
+            new
         }))
     }
 
-    /// Waits for it, for so long at most: somebody may keep it for longer than anybody can wait.
-    pub(super) async fn take(&self, at_most: Duration) -> Option<Taken> {
-        tokio::time::timeout(at_most, self.0.clone().lock_owned()).await.ok()
+    /// Waits for the lock, at most this long.
+    pub(super) async fn acquire(&self, timeout: Duration) -> Option<WriterPermit> {
+        tokio::time::timeout(timeout, self.0.clone().lock_owned()).await.ok()
     }
 }

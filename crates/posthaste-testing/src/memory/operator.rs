@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::StoreError;
-use posthaste_core::outbox::{DeadFilter, OutboxRow, OutboxStatus, Purge, OperatorStore};
+use posthaste_core::outbox::{DeadFilter, OperatorStore, OutboxRow, OutboxStatus, Purge};
 
 use super::table::{MemoryTable, Row};
 use super::{MemoryOutbox, in_micros};
@@ -63,6 +63,11 @@ impl OperatorStore for MemoryOutbox {
         let (mut state, now) = self.statement("look for the oldest event of")?;
         let oldest = state.table(&self.table).pending.first().filter(|at| at.due <= now);
         Ok(oldest.map(|at| Duration::from_micros((now - at.due) as u64)))
+    }
+
+    async fn oldest_due_by_type(&self) -> Result<Vec<(String, Duration)>, StoreError> {
+        let (mut state, now) = self.statement("look for the oldest events of")?;
+        Ok(state.table(&self.table).oldest_due_by_type(now))
     }
 }
 

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::outbox::{
-    RowUpdate, SettledRows, LeaseSet, Mode, Owner, Reader, Registration, Store, TableName, ClaimedRows, ClaimRequest,
+    ClaimRequest, ClaimStore, ClaimedRows, LeaseSet, LeaseStore, Mode, Notifier, Owner, OwnershipStore, Position, Reader,
+    Registration, RowUpdate, SettleStore, SettledRows, Store, TableName, WriteStore,
 };
 use posthaste_core::{Event, StoreError, Wakeup};
 
-use super::claim::Look;
+use super::claim::View;
 use super::{MemoryConnection, MemoryDatabase, MemoryTransaction, State, in_micros};
 
 /// An outbox table of a [`MemoryDatabase`], in any mode.
@@ -31,11 +32,7 @@ impl MemoryOutbox {
     }
 }
 
-#[async_trait]
 impl Store for MemoryOutbox {
-    type Connection = MemoryConnection;
-    type Transaction = MemoryTransaction;
-
     fn table(&self) -> &TableName {
         &self.table
     }
@@ -44,6 +41,18 @@ impl Store for MemoryOutbox {
         self.mode
     }
 
+    fn notifier(&self) -> Option<&dyn Notifier> {
+        Some(self)
+    }
+
+    /// It lives on the clock of the test, which another runtime does not have.
+    fn runs_on_own_thread(&self) -> bool {
+        false
+    }
+}
+
+#[async_trait]
+impl OwnershipStore for MemoryOutbox {
     async fn register(&self, reader: Reader, lease: Duration) -> Result<Registration, StoreError> {
         let (mut state, _) = self.statement("register as a reader of")?;
         let asked = Registration::of(reader, self.mode, lease);
@@ -56,15 +65,21 @@ impl Store for MemoryOutbox {
     }
 
     async fn acquire_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
-        let (mut state, now) = self.statement("own")?;
-        Ok(state.table(&self.table).own(owner, in_micros(lease), now))
+        let (mut state, now) = self.statement("acquire the ownership of")?;
+        Ok(state.table(&self.table).acquire_ownership(owner, in_micros(lease), now))
     }
 
     async fn release_ownership(&self, owner: &str) -> Result<(), StoreError> {
-        let (mut state, _) = self.statement("give up")?;
-        state.table(&self.table).disown(owner);
+        let (mut state, _) = self.statement("release the ownership of")?;
+        state.table(&self.table).release_ownership(owner);
         Ok(())
     }
+}
+
+#[async_trait]
+impl WriteStore for MemoryOutbox {
+    type Connection = MemoryConnection;
+    type Transaction = MemoryTransaction;
 
     async fn begin(&self) -> Result<MemoryTransaction, StoreError> {
         self.database.begin().await
@@ -91,53 +106,59 @@ impl Store for MemoryOutbox {
         drop(self.statement("look at rows of a transaction in")?);
         Ok(rows.iter().copied().collect())
     }
+}
 
+#[async_trait]
+impl ClaimStore for MemoryOutbox {
     async fn claim(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, StoreError> {
         let (mut state, now) = self.statement("claim from")?;
-        Ok(state.table(&self.table).take(&Look::new(self.mode, request, now)))
+        Ok(state.table(&self.table).claim(&View::new(self.mode, request, now)))
     }
 
     async fn next_due(&self, request: &ClaimRequest<'_>) -> Result<Option<Duration>, StoreError> {
         let (mut state, now) = self.statement("look what is due in")?;
-        let due = state.table(&self.table).next_due(&Look::new(self.mode, request, now));
+        let due = state.table(&self.table).next_due(&View::new(self.mode, request, now));
         Ok(due.map(|due| Duration::from_micros(due.saturating_sub(now).max(0) as u64)))
     }
 
-    async fn mark_started(&self, claim_id: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
-        let (mut state, now) = self.statement("start suspects of")?;
-        let table = state.table(&self.table);
-        let is_ours = |seq: &i64| table.row(*seq).is_some_and(|row| row.locked_by.as_deref() == Some(claim_id));
-        let ours: HashSet<i64> = rows.iter().copied().filter(is_ours).collect();
-        for seq in &ours {
-            table.change(*seq, |row| {
-                row.locked_by = Some(started.to_owned());
-                row.locked_at = now;
-            });
-        }
-        Ok(ours)
+    /// No row is ever marked as blocked here: a claim looks for the rows before it each time.
+    async fn unblock_orphans(&self, _: Option<Position>, _: usize) -> Result<Option<Position>, StoreError> {
+        Ok(None)
     }
 
-    async fn settle(&self, fencing_tokens: &[String], changes: &[RowUpdate]) -> Result<SettledRows, StoreError> {
+    async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
+        let (mut state, now) = self.statement("look for event types in")?;
+        let types = state.table(&self.table).oldest_due_by_type(now);
+        Ok(types.into_iter().map(|(event_type, _)| event_type).collect())
+    }
+}
+
+#[async_trait]
+impl SettleStore for MemoryOutbox {
+    async fn settle(&self, fencing_tokens: &[String], updates: &[RowUpdate]) -> Result<SettledRows, StoreError> {
         let (mut state, now) = self.statement("settle in")?;
         let table = state.table(&self.table);
         let claim_ids = match self.mode.leases_rows() {
             true => Some(fencing_tokens),
-            false if table.fence().is_some_and(|fence| fencing_tokens.contains(&fence)) => None,
+            false if table.fencing_token().is_some_and(|token| fencing_tokens.contains(&token)) => None,
             false => return Ok(SettledRows::default()),
         };
-        let applied = changes.iter().filter(|change| table.record(change, claim_ids, now));
-        let rows = applied.map(|change| change.seq).collect();
-        Ok(SettledRows { rows, locked: HashSet::new() })
+        let applied = updates.iter().filter(|update| table.settle(update, claim_ids, now));
+        let applied = applied.map(|update| update.seq).collect();
+        Ok(SettledRows { applied, locked: HashSet::new() })
     }
+}
 
+#[async_trait]
+impl LeaseStore for MemoryOutbox {
     async fn renew(&self, claim_ids: &[String], rows: &[i64]) -> Result<SettledRows, StoreError> {
         let (mut state, now) = self.statement("renew leases in")?;
         let table = state.table(&self.table);
         let mut renewed = SettledRows::default();
         for seq in rows {
-            if table.row(*seq).is_some_and(|row| row.is_pending() && row.is_locked_by(claim_ids)) {
+            if table.row(*seq).is_some_and(|row| row.is_pending() && row.is_claimed_by(claim_ids)) {
                 table.change(*seq, |row| row.locked_at = now);
-                renewed.rows.insert(*seq);
+                renewed.applied.insert(*seq);
             }
         }
         Ok(renewed)
@@ -152,34 +173,42 @@ impl Store for MemoryOutbox {
                 (claim_ids, ids.iter().filter_map(|id| table.row_of(id).map(|row| row.seq)).collect())
             }
             LeaseSet::Claims { claim_ids } => {
-                (claim_ids, table.rows().filter(|row| row.is_locked_by(claim_ids)).map(|row| row.seq).collect())
+                (claim_ids, table.rows().filter(|row| row.is_claimed_by(claim_ids)).map(|row| row.seq).collect())
             }
         };
         let seen: HashSet<i64> = found.into_iter().filter(|seq| table.row(*seq).is_some()).collect();
         for seq in &seen {
-            if table.row(*seq).is_some_and(|row| row.is_locked_by(claim_ids)) {
+            if table.row(*seq).is_some_and(|row| row.is_claimed_by(claim_ids)) {
                 table.change(*seq, |row| row.locked_by = None);
             }
         }
         Ok(seen)
     }
 
-    /// It lives on the clock of the test, which another runtime does not have.
-    fn runs_on_own_thread(&self) -> bool {
-        false
+    async fn mark_started(
+        &self,
+        claim_id: &str,
+        started_claim_id: &str,
+        rows: &[i64],
+    ) -> Result<HashSet<i64>, StoreError> {
+        let (mut state, now) = self.statement("start suspects of")?;
+        let table = state.table(&self.table);
+        let is_ours = |seq: &i64| table.row(*seq).is_some_and(|row| row.locked_by.as_deref() == Some(claim_id));
+        let ours: HashSet<i64> = rows.iter().copied().filter(is_ours).collect();
+        for seq in &ours {
+            table.change(*seq, |row| {
+                row.locked_by = Some(started_claim_id.to_owned());
+                row.locked_at = now;
+            });
+        }
+        Ok(ours)
     }
+}
 
-    async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
-        let (mut state, now) = self.statement("look for event types in")?;
-        Ok(state.table(&self.table).pending_types(now))
-    }
-
-    fn tells_others(&self) -> bool {
-        true
-    }
-
+#[async_trait]
+impl Notifier for MemoryOutbox {
     async fn notify(&self) -> Result<(), StoreError> {
-        let (mut state, _) = self.statement("tell others of")?;
+        let (mut state, _) = self.statement("notify the listeners of")?;
         state.table(&self.table).listeners.values().for_each(Wakeup::wake);
         Ok(())
     }

@@ -80,7 +80,7 @@ impl Row {
         Position { due: self.available_at, seq: self.seq }
     }
 
-    pub(super) fn is_locked_by(&self, claim_ids: &[String]) -> bool {
+    pub(super) fn is_claimed_by(&self, claim_ids: &[String]) -> bool {
         self.locked_by.as_ref().is_some_and(|claim_id| claim_ids.contains(claim_id))
     }
 
@@ -180,17 +180,17 @@ impl MemoryTable {
         }
     }
 
-    /// Carries out a change unless the row is finished or its lock, where one is asked for, is none of these.
-    pub(super) fn record(&mut self, change: &RowUpdate, claim_ids: Option<&[String]>, now: i64) -> bool {
-        let stands = |row: &Row| row.is_pending() && claim_ids.is_none_or(|claim_ids| row.is_locked_by(claim_ids));
-        let applies = self.row(change.seq).is_some_and(stands);
+    /// Carries out an update unless the row is finished, or is leased by none of these claims where claims are given.
+    pub(super) fn settle(&mut self, update: &RowUpdate, claim_ids: Option<&[String]>, now: i64) -> bool {
+        let is_held = |row: &Row| row.is_pending() && claim_ids.is_none_or(|claim_ids| row.is_claimed_by(claim_ids));
+        let applies = self.row(update.seq).is_some_and(is_held);
         if applies {
-            self.change(change.seq, |row| row.apply(change, now));
+            self.change(update.seq, |row| row.apply(update, now));
         }
         applies
     }
 
-    pub(super) fn own(&mut self, owner: &str, lease: i64, now: i64) -> Owner {
+    pub(super) fn acquire_ownership(&mut self, owner: &str, lease: i64, now: i64) -> Owner {
         let is_owner = self.owner.as_deref() == Some(owner);
         // A lease that ends later than a lease is long was taken before the clock was set back.
         let is_believed = self.owned_until <= now + lease + lease / 10;
@@ -205,7 +205,7 @@ impl MemoryTable {
         Owner::Us { generation: self.generation }
     }
 
-    pub(super) fn disown(&mut self, owner: &str) {
+    pub(super) fn release_ownership(&mut self, owner: &str) {
         self.owner.take_if(|present| present == owner);
     }
 
@@ -216,7 +216,7 @@ impl MemoryTable {
     }
 
     /// What a settlement in single-node mode must know.
-    pub(crate) fn fence(&self) -> Option<String> {
+    pub(crate) fn fencing_token(&self) -> Option<String> {
         self.owner.as_ref().map(|owner| format!("{owner}:{}", self.generation))
     }
 

@@ -1,6 +1,6 @@
 use std::ops::{Deref, DerefMut};
 
-use posthaste_core::outbox::{InTransaction, Notes, TableName};
+use posthaste_core::outbox::{InTransaction, TableName, Transaction};
 use posthaste_core::{Event, FaultKind, StoreError};
 
 use super::table::Row;
@@ -126,7 +126,11 @@ impl Drop for MemoryTransaction {
 
 /// The end of a transaction that the database itself began cannot be seen.
 impl InTransaction<MemoryOutbox> for MemoryTransaction {
-    fn parts(&mut self) -> (&mut MemoryConnection, Option<&mut Notes<MemoryOutbox>>) {
-        (&mut self.connection, None)
+    fn connection(&mut self) -> &mut MemoryConnection {
+        &mut self.connection
+    }
+
+    fn begun_by_outbox(&mut self) -> Option<&mut Transaction<MemoryOutbox>> {
+        None
     }
 }

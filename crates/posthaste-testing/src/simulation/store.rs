@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::outbox::{
-    RowUpdate, SettledRows, DeadFilter, InTransaction, LeaseSet, Mode, Notes, OpenError, OutboxRow, OutboxStatus, Owner,
-    ClaimedRow, Pool, Purge, Reader, Registration, Store, TableName, ClaimedRows, OperatorStore, ClaimRequest,
+    ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadFilter, InTransaction, LeaseSet, LeaseStore, Mode, Notifier,
+    OpenError, OperatorStore, OutboxRow, OutboxStatus, Owner, OwnershipStore, Pool, Position, Purge, Reader, Registration,
+    RowUpdate, SettleStore, SettledRows, Store, TableName, Transaction, WriteStore,
 };
 use posthaste_core::{Event, FaultKind, StoreError, Wakeup};
 use tokio::time::sleep;
@@ -36,8 +37,12 @@ impl Pool<FaultyStore> for FaultyDatabase {
 }
 
 impl InTransaction<FaultyStore> for MemoryTransaction {
-    fn parts(&mut self) -> (&mut MemoryConnection, Option<&mut Notes<FaultyStore>>) {
-        (&mut **self, None)
+    fn connection(&mut self) -> &mut MemoryConnection {
+        self
+    }
+
+    fn begun_by_outbox(&mut self) -> Option<&mut Transaction<FaultyStore>> {
+        None
     }
 }
 
@@ -125,7 +130,7 @@ impl FaultyStore {
             let change = RowUpdate { seq: lost, status: OutboxStatus::Done, attempts: None, wait: None, error: None };
             let fence = match self.world.mode.leases_rows() {
                 true => Some(request.claim_id.to_owned()),
-                false => self.world.database.look(TABLE, |table| table.fence()).flatten(),
+                false => self.world.database.look(TABLE, |table| table.fencing_token()).flatten(),
             };
             let fencing_tokens: Vec<String> = fence.into_iter().collect();
             self.store.settle(&fencing_tokens, std::slice::from_ref(&change)).await?;
@@ -141,7 +146,7 @@ impl FaultyStore {
     fn forged(&self, changes: &[RowUpdate]) -> Vec<String> {
         let forged = self.world.database.look(TABLE, |table| match self.world.mode.leases_rows() {
             true => changes.iter().filter_map(|change| table.row(change.seq)?.locked_by.clone()).collect(),
-            false => table.fence().into_iter().collect(),
+            false => table.fencing_token().into_iter().collect(),
         });
         forged.unwrap_or_default()
     }
@@ -158,10 +163,10 @@ fn copy(row: &ClaimedRow) -> ClaimedRow {
     }
 }
 
-#[async_trait]
 impl Store for FaultyStore {
-    type Connection = MemoryConnection;
-    type Transaction = MemoryTransaction;
+    fn notifier(&self) -> Option<&dyn Notifier> {
+        Some(self)
+    }
 
     fn table(&self) -> &TableName {
         self.store.table()
@@ -171,6 +176,13 @@ impl Store for FaultyStore {
         self.store.mode()
     }
 
+    fn runs_on_own_thread(&self) -> bool {
+        self.store.runs_on_own_thread()
+    }
+}
+
+#[async_trait]
+impl OwnershipStore for FaultyStore {
     async fn register(&self, reader: Reader, lease: Duration) -> Result<Registration, StoreError> {
         self.store.register(reader, lease).await
     }
@@ -193,6 +205,12 @@ impl Store for FaultyStore {
         self.store.release_ownership(owner).await?;
         self.after(fault).await
     }
+}
+
+#[async_trait]
+impl WriteStore for FaultyStore {
+    type Connection = MemoryConnection;
+    type Transaction = MemoryTransaction;
 
     async fn begin(&self) -> Result<MemoryTransaction, StoreError> {
         let fault = self.before().await?;
@@ -239,7 +257,10 @@ impl Store for FaultyStore {
         self.after(fault).await?;
         Ok(surviving)
     }
+}
 
+#[async_trait]
+impl ClaimStore for FaultyStore {
     async fn claim(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, StoreError> {
         let fault = self.before().await?;
         let mut taken = self.store.claim(request).await?;
@@ -264,15 +285,17 @@ impl Store for FaultyStore {
         Ok(due)
     }
 
-    async fn mark_started(&self, claim_id: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
-        let fault = self.before().await?;
-        let marked = self.store.mark_started(claim_id, started, rows).await?;
-        self.trace(|| format!("start suspects {started}: {marked:?}"));
-        self.world.ledger(|ledger| marked.iter().for_each(|seq| ledger.started(*seq, started)));
-        self.after(fault).await?;
-        Ok(marked)
+    async fn unblock_orphans(&self, after: Option<Position>, limit: usize) -> Result<Option<Position>, StoreError> {
+        self.store.unblock_orphans(after, limit).await
     }
 
+    async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
+        self.store.pending_types().await
+    }
+}
+
+#[async_trait]
+impl SettleStore for FaultyStore {
     async fn settle(&self, fencing_tokens: &[String], changes: &[RowUpdate]) -> Result<SettledRows, StoreError> {
         let fault = self.before().await?;
         let recorded = match self.world.sabotage {
@@ -280,13 +303,16 @@ impl Store for FaultyStore {
             _ => self.store.settle(fencing_tokens, changes).await?,
         };
         self.trace(|| format!("record {fencing_tokens:?} {changes:?}: {recorded:?}"));
-        for change in changes.iter().filter(|change| recorded.rows.contains(&change.seq)) {
+        for change in changes.iter().filter(|change| recorded.applied.contains(&change.seq)) {
             self.world.ledger(|ledger| ledger.settled(self.world.mode, fencing_tokens, change));
         }
         self.after(fault).await?;
         Ok(recorded)
     }
+}
 
+#[async_trait]
+impl LeaseStore for FaultyStore {
     async fn renew(&self, claim_ids: &[String], rows: &[i64]) -> Result<SettledRows, StoreError> {
         let fault = self.before().await?;
         if self.world.renewal_fails() {
@@ -294,7 +320,7 @@ impl Store for FaultyStore {
         }
         let mut renewed = self.store.renew(claim_ids, rows).await?;
         if self.world.sabotage == Sabotage::IgnoreFence {
-            renewed.rows.extend(rows);
+            renewed.applied.extend(rows);
         }
         self.trace(|| format!("renew {claim_ids:?} {rows:?}: {renewed:?}"));
         self.after(fault).await?;
@@ -309,18 +335,18 @@ impl Store for FaultyStore {
         Ok(seen)
     }
 
-    fn runs_on_own_thread(&self) -> bool {
-        self.store.runs_on_own_thread()
+    async fn mark_started(&self, claim_id: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        let fault = self.before().await?;
+        let marked = self.store.mark_started(claim_id, started, rows).await?;
+        self.trace(|| format!("start suspects {started}: {marked:?}"));
+        self.world.ledger(|ledger| marked.iter().for_each(|seq| ledger.started(*seq, started)));
+        self.after(fault).await?;
+        Ok(marked)
     }
+}
 
-    async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
-        self.store.pending_types().await
-    }
-
-    fn tells_others(&self) -> bool {
-        self.store.tells_others()
-    }
-
+#[async_trait]
+impl Notifier for FaultyStore {
     async fn notify(&self) -> Result<(), StoreError> {
         let fault = self.before().await?;
         self.store.notify().await?;
@@ -364,5 +390,9 @@ impl OperatorStore for FaultyStore {
 
     async fn oldest_due(&self) -> Result<Option<Duration>, StoreError> {
         self.store.oldest_due().await
+    }
+
+    async fn oldest_due_by_type(&self) -> Result<Vec<(String, Duration)>, StoreError> {
+        self.store.oldest_due_by_type().await
     }
 }

@@ -1,11 +1,11 @@
 //! F: what a claim gets.
 
+use posthaste_core::outbox::roles::*;
 use std::collections::HashMap;
 use std::time::Duration;
 
 use chrono::{TimeDelta, Utc};
 use posthaste::{Event, Mode};
-use posthaste_core::outbox::Store;
 use posthaste_core::{Disposition, Settled, Source};
 
 use crate::harness::{

@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use chrono::Utc;
 use posthaste::{DeadFilter, Event, FaultKind, Mode, Outbox, OutboxRow, OutboxStatus};
-use posthaste_core::outbox::{Store, OperatorStore};
+use posthaste_core::outbox::Store;
 use posthaste_core::{Disposition, Source};
 
 use crate::harness::{
@@ -41,7 +41,7 @@ fn ids(rows: &[OutboxRow]) -> Vec<String> {
     rows.iter().map(|row| row.event_id.clone()).collect()
 }
 
-async fn list<S: Store + OperatorStore>(outbox: &Outbox<S>, filter: &DeadFilter) -> Vec<String> {
+async fn list<S: Store>(outbox: &Outbox<S>, filter: &DeadFilter) -> Vec<String> {
     ids(&outbox.dead().list(filter, 100).await.unwrap())
 }
 

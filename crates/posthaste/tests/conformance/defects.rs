@@ -167,8 +167,8 @@ async fn z4_ordered_delivers_the_written_sequence_and_nothing_else<H: Harness>(d
         ids.extend(write(&outbox, &events).await);
     }
     all_done(&outbox, &ids).await;
-    let asked = book.calls("take").len();
-    until("it has asked again", async || book.calls("take").len() >= asked + 3).await;
+    let asked = book.calls("claim").len();
+    until("it has asked again", async || book.calls("claim").len() >= asked + 3).await;
     outbox.close().await;
     assert_eq!(calls.ids(), ids);
 }

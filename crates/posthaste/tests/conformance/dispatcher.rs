@@ -118,7 +118,7 @@ async fn h1_no_workers_deliver_nothing<H: Harness>(db: H) {
 async fn h2_what_finds_no_room_or_no_dispatcher_stays_unclaimed<H: Harness>(db: H) {
     let (calls, gate, meters) = (Calls::default(), Gate::closed(), Meters::default());
     let (pool, book) = watched(&db).await;
-    book.refuse("take", usize::MAX);
+    book.refuse("claim", usize::MAX);
     let drain = Duration::from_millis(10);
     let settings = Settings { workers: 1, hot_queue: 2, mode: Mode::MultiNode, drain, ..Settings::default() };
     let listening = meters.listening();
@@ -164,7 +164,7 @@ async fn h3_an_event_reaches_its_listener_and_is_done_once<H: Harness>(db: H) {
     outbox.close().await;
     assert_eq!((right.ids(), wrong.len()), (ids, 0));
     assert_eq!(right.events()[0].payload().as_bytes(), b"{\"id\": 7}");
-    assert_eq!(book.calls("record"), [1]);
+    assert_eq!(book.calls("settle"), [1]);
 }
 
 async fn h4_nobody_is_for_it_and_it_is_dead_at_once<H: Harness>(db: H) {
@@ -318,13 +318,13 @@ async fn h10_an_outcome_that_cannot_be_recorded_is_recorded_later<H: Harness>(db
     let (pool, book) = watched(&db).await;
     let calls = Calls::default();
     let builder = Outbox::new(pool).listeners(calls.listeners()).poll_interval(Duration::from_millis(10));
-    book.refuse("record", 3);
+    book.refuse("settle", 3);
     let outbox = builder.start().await.unwrap();
     let ids = write(&outbox, &events(1)).await;
     let done = row_when(&outbox, &ids[0], |row| row.status == OutboxStatus::Done).await;
     outbox.close().await;
     assert_eq!((done.attempts, done.last_error, calls.len()), (0, None, 1));
-    assert_eq!(book.calls("record"), [1, 1, 1, 1]);
+    assert_eq!(book.calls("settle"), [1, 1, 1, 1]);
 }
 
 async fn h11_an_event_is_never_in_two_hands_at_once<H: Harness>(db: H) {
@@ -343,9 +343,9 @@ async fn h11_an_event_is_never_in_two_hands_at_once<H: Harness>(db: H) {
     let ids = write(&outbox, &events(1)).await;
     calls.wait_for(1).await;
     for _ in 0..20 {
-        let asked = book.calls("take").len();
+        let asked = book.calls("claim").len();
         outbox.committed();
-        until("it has asked again", async || book.calls("take").len() > asked).await;
+        until("it has asked again", async || book.calls("claim").len() > asked).await;
     }
     assert_eq!(calls.len(), 1, "while the first one runs");
     gate.open();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use chrono::TimeDelta;
 use posthaste::{Event, InTransaction, Listeners, Mode, Outbox, OutboxBuilder, OutboxRow, OutboxStatus, Pool};
-use posthaste_core::outbox::{Store, OperatorStore};
+use posthaste_core::outbox::{Store, WriteStore};
 use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
@@ -41,7 +41,7 @@ pub const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// A new, empty database.
 #[async_trait]
 pub trait Harness: Sized + Send + Sync + 'static {
-    type Store: Store + OperatorStore;
+    type Store: Store;
     type Pool: Pool<Self::Store> + Clone;
     /// A transaction of the service's own making.
     type Plain: InTransaction<Self::Store>;
@@ -84,7 +84,7 @@ pub trait Database: Harness {
     async fn texts(&self, sql: &str) -> Vec<String>;
 
     /// Executes on a connection of the service, so in its transaction.
-    async fn execute_on(connection: &mut <Self::Store as Store>::Connection, sql: &str);
+    async fn execute_on(connection: &mut <Self::Store as WriteStore>::Connection, sql: &str);
 
     /// What to select the numbers from 1 to `count` from, as a column `n`.
     fn numbers(count: u64) -> String;
@@ -298,7 +298,7 @@ pub fn event_of(aggregate_id: &str) -> Event {
 }
 
 /// Writes events in one transaction of the outbox's own.
-pub async fn write<S: Store + OperatorStore>(outbox: &Outbox<S>, events: &[Event]) -> Vec<String> {
+pub async fn write<S: Store>(outbox: &Outbox<S>, events: &[Event]) -> Vec<String> {
     let mut transaction = outbox.begin().await.unwrap();
     let ids = outbox.write_all(&mut transaction, events).await.unwrap();
     transaction.commit().await.unwrap();
@@ -316,7 +316,7 @@ pub async fn write_plain<H: Harness>(db: &H, outbox: &Outbox<H::Store>, events: 
 }
 
 /// The row of an event once `is_so` is true of it.
-pub async fn row_when<S: Store + OperatorStore>(
+pub async fn row_when<S: Store>(
     outbox: &Outbox<S>,
     event_id: &str,
     is_so: impl Fn(&OutboxRow) -> bool,
@@ -333,12 +333,12 @@ pub async fn row_when<S: Store + OperatorStore>(
 }
 
 /// The row of an event, which is there.
-pub async fn row<S: Store + OperatorStore>(outbox: &Outbox<S>, event_id: &str) -> OutboxRow {
+pub async fn row<S: Store>(outbox: &Outbox<S>, event_id: &str) -> OutboxRow {
     outbox.find(event_id).await.unwrap().unwrap()
 }
 
 /// Waits until all of them are done.
-pub async fn all_done<S: Store + OperatorStore>(outbox: &Outbox<S>, ids: &[String]) {
+pub async fn all_done<S: Store>(outbox: &Outbox<S>, ids: &[String]) {
     for id in ids {
         row_when(outbox, id, |row| row.status == OutboxStatus::Done).await;
     }

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use posthaste::{Delay, Event, FaultKind, MAX_PAYLOAD, Mode};
-use posthaste_core::outbox::{LeaseSet, Store};
+use posthaste_core::outbox::roles::*;
+use posthaste_core::outbox::LeaseSet;
 use posthaste_core::{Signal, Source};
 
 use crate::harness::{
@@ -92,17 +93,17 @@ async fn what_is_born_leased_is_nobody_elses<H: Harness>(db: H) {
     let table = dispatcher(&db, Mode::MultiNode).await;
     let (store, node) = (table.store(), table.dispatcher_source());
     let mut transaction = store.begin().await.unwrap();
-    let rows = store.insert(&mut transaction, &[&named("ours"), &named("theirs")], Some("claim_id:1")).await.unwrap();
+    let rows = store.insert(&mut transaction, &[&named("ours"), &named("theirs")], Some("claim:1")).await.unwrap();
     store.commit(transaction).await.unwrap();
     let row = row(&writer(&db).await, "ours").await;
-    assert_eq!((row.seq, row.locked_by.as_deref(), row.locked_at), (rows[0], Some("claim_id:1"), Some(row.created_at)));
+    assert_eq!((row.seq, row.locked_by.as_deref(), row.locked_at), (rows[0], Some("claim:1"), Some(row.created_at)));
     assert!(claim(&node, 10).await.is_empty());
-    let claim_ids = ["claim_id:0".to_owned(), "claim_id:1".to_owned()];
-    assert_eq!(store.renew(&claim_ids, &[rows[0], rows[1], i64::MAX]).await.unwrap().rows.len(), 2);
+    let claim_ids = ["claim:0".to_owned(), "claim:1".to_owned()];
+    assert_eq!(store.renew(&claim_ids, &[rows[0], rows[1], i64::MAX]).await.unwrap().applied.len(), 2);
     store.release(&LeaseSet::Rows { claim_ids: &claim_ids, rows: &[rows[1]] }).await.unwrap();
     assert_eq!(claimed_ids(&claim(&node, 10).await), ["theirs"]);
     let renewed = store.renew(&claim_ids, &rows).await.unwrap();
-    assert_eq!(renewed.rows.into_iter().collect::<Vec<_>>(), [rows[0]], "the other has another claim_id now");
+    assert_eq!(renewed.applied.into_iter().collect::<Vec<_>>(), [rows[0]], "the other has another claim now");
 }
 
 async fn a_delay_is_the_databases_or_the_callers<H: Harness>(db: H) {

@@ -72,7 +72,7 @@ async fn receive<H: Receiver>(pool: &H::Pool, inbox: &H::Inbox, listener: &str, 
     let mut transaction = H::begin_plain(pool).await;
     let is_first = H::first_time(inbox, &mut transaction, listener, event_id).await;
     if is_first {
-        H::execute_on(transaction.parts().0, "UPDATE counted SET events = events + 1").await;
+        H::execute_on(transaction.connection(), "UPDATE counted SET events = events + 1").await;
     }
     match commits {
         true => H::commit_plain(transaction).await,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use posthaste::{Event, Mode, Outbox};
-use posthaste_core::outbox::{Store, OperatorStore};
+use posthaste_core::outbox::Store;
 use posthaste_testing::{HookCall, RecordingHook};
 use tokio::time::timeout;
 
@@ -153,7 +153,7 @@ async fn a_deadlock_that_is_ignored_fails_the_commit(db: MySql) {
 }
 
 /// Every event whose row is there is delivered without waiting for its lease, which lasts for half a minute.
-async fn all_are_delivered_once<S: Store + OperatorStore>(outbox: &Outbox<S>, calls: &Calls, events: &[Event]) {
+async fn all_are_delivered_once<S: Store>(outbox: &Outbox<S>, calls: &Calls, events: &[Event]) {
     let mut there = Vec::new();
     for event in events {
         if outbox.find(event.id()).await.unwrap().is_some() {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use posthaste::{Event, InTransaction, Mode, Outbox, OutboxStatus, Pool, TableName};
+use posthaste_core::outbox::roles::*;
 use posthaste_core::outbox::{OutboxSource, Purge, Reader, SUSPECT_GROUP, Store, Table, OperatorStore, ClaimRequest};
 use posthaste_core::{Disposition, Settled, Source};
 
@@ -109,7 +110,7 @@ async fn a_lease_that_no_delivery_can_have_lost_is_not_counted<H: Harness>(db: H
             after: None,
             claim_id: &claim_id,
             lease: LEASE,
-            suspects: true,
+            allow_suspects: true,
             skip_recent: Duration::ZERO,
         };
         assert_eq!(store.claim(&request).await.unwrap().rows.len(), 1);
@@ -124,14 +125,14 @@ async fn a_lease_that_no_delivery_can_have_lost_is_not_counted<H: Harness>(db: H
 async fn a_claim_whose_answer_was_lost_is_released_before_its_lease_ends<H: Harness>(db: H) {
     for mode in [Mode::MultiNode, Mode::ORDERED] {
         let (pool, book) = watched(&db).await;
-        book.lose_answers("take", 2);
+        book.lose_answers("claim", 2);
         let calls = Calls::default();
         let table = format!("lost_{}", mode.word());
         let builder = Outbox::new(pool).mode(mode).table(&table).listeners(calls.listeners());
         let outbox = builder.poll_interval(Duration::from_millis(100)).start().await.unwrap();
         let ids = write_plain(&db, &writer_of(&db, &table).await, &[event_of("1"), event_of("2"), event_of("1")]).await;
         calls.wait_for(3).await;
-        assert_eq!(book.lost_answers("take"), 0, "two claims had no answer");
+        assert_eq!(book.lost_answers("claim"), 0, "two claims had no answer");
         all_done(&outbox, &ids).await;
         for id in &ids {
             assert_eq!(row(&outbox, id).await.lease_losses, 0, "{mode:?}");
@@ -204,7 +205,7 @@ async fn a_claim_waits_for_nobody<H: Database>(db: H) {
     // An operator's transaction that changes a row and takes its time.
     let mut operator = H::begin_plain(&db.pool().await).await;
     let update = "UPDATE outbox_event SET available_at = available_at WHERE event_id = '1'";
-    H::execute_on(operator.parts().0, update).await;
+    H::execute_on(operator.connection(), update).await;
     assert_eq!(claimed_ids(&claim(&node, 10).await), ["2"]);
     H::commit_plain(operator).await;
     assert_eq!(claimed_ids(&claim(&node, 10).await), ["1"]);
@@ -221,7 +222,7 @@ async fn a_locked_row_keeps_no_other_from_being_settled_or_renewed<H: Database>(
         let claimed = claim(&node, 10).await;
         let mut operator = H::begin_plain(&db.pool().await).await;
         let update = format!("UPDATE {table} SET available_at = available_at WHERE event_id = '2'");
-        H::execute_on(operator.parts().0, &update).await;
+        H::execute_on(operator.connection(), &update).await;
         let all: Vec<_> = claimed.iter().collect();
         let expected = [Settled::Applied, Settled::Locked, Settled::Applied];
         assert_eq!(node.renew(&all).await.unwrap(), expected, "{mode:?}");

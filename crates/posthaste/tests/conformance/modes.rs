@@ -109,7 +109,7 @@ async fn j4_a_start_that_fails_leaves_nothing_behind<H: Harness>(db: H) {
     book.refuse("register", 1);
     let refused = Outbox::new(pool).mode(Mode::MultiNode).listeners(calls.listeners()).start().await;
     assert!(matches!(refused.err(), Some(StartError::Open(OpenError::Store(_)))));
-    assert!(book.calls("take").is_empty(), "nothing runs");
+    assert!(book.calls("claim").is_empty(), "nothing runs");
     let ids = write(&first, &events(1)).await;
     all_done(&first, &ids).await;
     first.close().await;
@@ -125,10 +125,10 @@ async fn j5_close_ends_everything_even_if_the_database_fails<H: Harness>(db: H) 
     all_done(&outbox, &ids).await;
     until("it purges", async || !book.calls("purge").is_empty()).await;
     book.refuse("purge", usize::MAX);
-    book.refuse("disown", usize::MAX);
+    book.refuse("release_ownership", usize::MAX);
     outbox.close().await;
     let after = ["purge", "take", "oldest_due"].map(|statement| book.calls(statement).len());
-    assert_eq!(book.calls("disown").len(), 1, "everything is tried");
+    assert_eq!(book.calls("release_ownership").len(), 1, "everything is tried");
     outbox.close().await;
     all_back::<H>(&connections).await;
     tokio::time::sleep(Duration::from_millis(100)).await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use posthaste::{Delay, Event, Listeners, Mode, Outbox, OutboxBuilder, OutboxStatus, Settings, StartError};
-use posthaste_core::outbox::{Store, OperatorStore};
+use posthaste_core::outbox::Store;
 
 use crate::harness::{
     Book, Calls, Gate, HOUR, Harness, Meters, Tamper, Watched, WatchedPool, all_done, events, on_every_store, outbox,
@@ -41,7 +41,7 @@ async fn some_polls() {
     tokio::time::sleep(SOON * 6).await;
 }
 
-async fn locked<S: Store + OperatorStore>(outbox: &Outbox<S>, ids: &[String]) -> Vec<bool> {
+async fn locked<S: Store>(outbox: &Outbox<S>, ids: &[String]) -> Vec<bool> {
     let mut locked = Vec::new();
     for id in ids {
         locked.push(row(outbox, id).await.locked_by.is_some());
@@ -53,22 +53,22 @@ async fn g1_the_table_is_asked_from_time_to_time_until_close<H: Harness>(db: H) 
     let calls = Calls::default();
     let (builder, book) = polling(&db, calls.listeners()).await;
     let dispatcher = builder.start().await.unwrap();
-    until("it asks again and again", async || book.calls("take").len() >= 5).await;
+    until("it asks again and again", async || book.calls("claim").len() >= 5).await;
     dispatcher.close().await;
     dispatcher.close().await;
-    let asked = book.calls("take").len();
+    let asked = book.calls("claim").len();
     let ids = write(&dispatcher, &events(1)).await;
     dispatcher.committed();
     some_polls().await;
-    assert_eq!((book.calls("take").len(), calls.len()), (asked, 0), "not after its end");
+    assert_eq!((book.calls("claim").len(), calls.len()), (asked, 0), "not after its end");
     assert_eq!(row(&dispatcher, &ids[0]).await.status, OutboxStatus::New);
     // By hand, where the next time is far.
     let (builder, book) = polling(&db, calls.listeners()).await;
     let dispatcher = builder.poll_interval(HOUR).start().await.unwrap();
     all_done(&dispatcher, &ids).await;
-    let asked = book.calls("take").len();
+    let asked = book.calls("claim").len();
     dispatcher.committed();
-    until("it asks when it is told to", async || book.calls("take").len() > asked).await;
+    until("it asks when it is told to", async || book.calls("claim").len() > asked).await;
     dispatcher.close().await;
 }
 
@@ -79,11 +79,11 @@ async fn g2_without_room_the_table_is_not_asked<H: Harness>(db: H) {
     let settings = Settings { workers: 1, cold_queue: 1, poll_interval: Some(SOON), ..Settings::default() };
     let outbox = builder.settings(settings).start().await.unwrap();
     calls.wait_for(1).await;
-    let asked = book.calls("take").len();
+    let asked = book.calls("claim").len();
     some_polls().await;
     outbox.committed();
     some_polls().await;
-    assert_eq!((book.calls("take").len(), calls.len()), (asked, 1));
+    assert_eq!((book.calls("claim").len(), calls.len()), (asked, 1));
     gate.open();
     all_done(&outbox, &ids).await;
     outbox.close().await;
@@ -100,7 +100,7 @@ async fn g3_a_claim_asks_for_what_there_is_room_for<H: Harness>(db: H) {
         let settings = Settings { batch_size, cold_queue, mode: Mode::MultiNode, ..Settings::default() };
         let outbox = builder.settings(settings).table(&table).start().await.unwrap();
         calls.wait_for(asked.min(3)).await;
-        assert_eq!(book.calls("take")[0], asked);
+        assert_eq!(book.calls("claim")[0], asked);
         if asked == 2 {
             assert_eq!(locked(&outbox, &ids).await, [true, true, false]);
         }
@@ -135,7 +135,7 @@ async fn g5_what_is_too_young_is_left_alone<H: Harness>(db: H) {
     let listening = meters.listening();
     let outbox = builder.settings(settings).start().await.unwrap();
     drop(listening);
-    until("it has asked", async || book.calls("take").len() >= 3).await;
+    until("it has asked", async || book.calls("claim").len() >= 3).await;
     assert_eq!(row(&outbox, &ids[0]).await.status, OutboxStatus::New);
     assert_eq!((meters.counter("posthaste_enqueue_cold_total"), calls.len()), (0, 0));
     db.tamper(Tamper::Age { event_id: &ids[0], by: HOUR }).await;
@@ -271,9 +271,9 @@ async fn g12_a_failing_claim_does_not_end_the_schedule<H: Harness>(db: H) {
     let calls = Calls::default();
     let ids = write(&writer(&db).await, &events(1)).await;
     let (builder, book) = polling(&db, calls.listeners()).await;
-    book.refuse("take", 3);
+    book.refuse("claim", 3);
     let outbox = builder.start().await.unwrap();
     all_done(&outbox, &ids).await;
     outbox.close().await;
-    assert_eq!((calls.ids(), book.refusals("take")), (ids, 0));
+    assert_eq!((calls.ids(), book.refusals("claim")), (ids, 0));
 }

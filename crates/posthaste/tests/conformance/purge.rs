@@ -40,7 +40,7 @@ async fn keeping<H: Harness>(db: &H, retention: Retention, statements: usize) ->
     outbox
 }
 
-async fn left<S: Store + OperatorStore>(outbox: &Outbox<S>, ids: &[String]) -> Vec<OutboxStatus> {
+async fn left<S: Store>(outbox: &Outbox<S>, ids: &[String]) -> Vec<OutboxStatus> {
     let mut left = Vec::new();
     for id in ids {
         left.extend(outbox.find(id).await.unwrap().map(|row| row.status));

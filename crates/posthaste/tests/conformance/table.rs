@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
 use posthaste::{Event, Failure, Mode, OpenError, Outbox, OutboxStatus, Pool, TableName};
+use posthaste_core::outbox::roles::*;
 use posthaste_core::outbox::{MAX_CLAIM_BYTES, OutboxSource, Reader, Store, Table};
 use posthaste_core::{Disposition, Settled, Source};
 
@@ -72,7 +73,7 @@ async fn ownership_goes_over_when_it_is_given_up<H: Harness>(db: H) {
     b.close().await.unwrap();
     b.close().await.unwrap();
     let taken = claim(&second, 10).await.remove(0);
-    assert!(taken.item.generation > held.item.generation);
+    assert!(taken.item.generation() > held.item.generation());
     assert_eq!(settle(&a, &held, Disposition::Done).await, Settled::LostLease);
     assert_eq!(settle(&second, &taken, Disposition::Done).await, Settled::Applied);
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use posthaste::{Event, FaultKind, Mode, Outbox, OutboxStatus, WriterHook};
-use posthaste_core::outbox::{Store, OperatorStore};
+use posthaste_core::outbox::Store;
 use posthaste_testing::servers::{Cutter, Keep};
 use posthaste_testing::{HookCall, RecordingHook};
 use sqlx::postgres::PgPoolOptions;
@@ -220,7 +220,7 @@ async fn c9_what_a_plain_transaction_commits_is_found<H: Harness>(db: H) {
 }
 
 /// The answer of a commit that did happen is lost: for the hook it is a rollback, and the row is delivered all the same.
-async fn lose_an_answer<S: Store + OperatorStore>(outbox: Outbox<S>, hook: &RecordingHook, calls: &Calls, lose: impl Fn()) {
+async fn lose_an_answer<S: Store>(outbox: Outbox<S>, hook: &RecordingHook, calls: &Calls, lose: impl Fn()) {
     let mut delivered = Vec::new();
     loop {
         let written = event();

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use posthaste::{Event, HookError, Mode, Outbox, Transaction, WriteError, WriterHook};
-use posthaste_core::outbox::{Store, OperatorStore};
+use posthaste_core::outbox::Store;
 use posthaste_testing::{HookCall, RecordingHook};
 
 use crate::harness::{Book, Harness, Watched, event, events, on_every_store, watched};
@@ -33,11 +33,11 @@ async fn hooked<H: Harness>(db: &H, hook: impl WriterHook) -> (Outboxed<H>, Book
     (Outbox::new(pool).mode(Mode::WriterOnly).hook(hook).start().await.unwrap(), book)
 }
 
-async fn begin<S: Store + OperatorStore>(outbox: &Outbox<S>) -> Transaction<S> {
+async fn begin<S: Store>(outbox: &Outbox<S>) -> Transaction<S> {
     outbox.begin().await.unwrap()
 }
 
-async fn is_there<S: Store + OperatorStore>(outbox: &Outbox<S>, event: &Event) -> bool {
+async fn is_there<S: Store>(outbox: &Outbox<S>, event: &Event) -> bool {
     outbox.find(event.id()).await.unwrap().is_some()
 }
 

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste::{Event, FaultKind, Mode, Outbox, OutboxStatus, Pool};
-use posthaste_core::outbox::{Store, OperatorStore};
+use posthaste_core::outbox::Store;
 use posthaste_testing::servers::{self, Cutter, Keep};
 use posthaste_testing::{HookCall, RecordingHook};
 use tokio::sync::mpsc;
 
 /// One transaction is cut off, then one commits. Only what is in the database is delivered, once, and the hook takes the
 /// unknown for a rollback.
-async fn cut_off<S: Store + OperatorStore>(pool: impl Pool<S>, cutter: &Cutter, mode: Mode, keep: Keep) {
+async fn cut_off<S: Store>(pool: impl Pool<S>, cutter: &Cutter, mode: Mode, keep: Keep) {
     let committed = keep == Keep::Forwarded;
     let (delivered, mut deliveries) = mpsc::unbounded_channel();
     let hook = RecordingHook::new();

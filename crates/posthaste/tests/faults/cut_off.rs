@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use posthaste::{Event, Listeners, Mode, Outbox, OutboxStatus, Pool};
-use posthaste_core::outbox::{Store, OperatorStore};
+use posthaste_core::outbox::Store;
 use posthaste_testing::servers::{self, Cutter, Keep};
 use sqlx::{MySqlPool, PgPool};
 
@@ -43,12 +43,12 @@ impl Deliveries {
     }
 }
 
-async fn start<S: Store + OperatorStore>(pool: impl Pool<S>, mode: Mode, deliveries: &Deliveries) -> Outbox<S> {
+async fn start<S: Store>(pool: impl Pool<S>, mode: Mode, deliveries: &Deliveries) -> Outbox<S> {
     let builder = Outbox::new(pool).mode(mode).table(mode.word()).lease(LEASE).listeners(deliveries.listeners());
     builder.poll_interval(Duration::from_millis(50)).start().await.unwrap()
 }
 
-async fn write<S: Store + OperatorStore>(pool: impl Pool<S>, mode: Mode, count: usize) -> Vec<String> {
+async fn write<S: Store>(pool: impl Pool<S>, mode: Mode, count: usize) -> Vec<String> {
     let writer = Outbox::new(pool).mode(Mode::WriterOnly).table(mode.word()).start().await.unwrap();
     let events = (0..count).map(|number| Event::text("t", "{}").aggregate("a", number % 300).build().unwrap());
     let events: Vec<Event> = events.collect();
@@ -59,7 +59,7 @@ async fn write<S: Store + OperatorStore>(pool: impl Pool<S>, mode: Mode, count: 
 }
 
 /// All are done, none was given up, and no lease was lost but by those that were in flight.
-async fn check<S: Store + OperatorStore>(outbox: &Outbox<S>, ids: &[String]) {
+async fn check<S: Store>(outbox: &Outbox<S>, ids: &[String]) {
     for id in ids {
         let row = outbox.find(id).await.unwrap().unwrap();
         assert_eq!(row.status, OutboxStatus::Done, "{row:?}");
@@ -68,7 +68,7 @@ async fn check<S: Store + OperatorStore>(outbox: &Outbox<S>, ids: &[String]) {
 
 /// The node whose database is away has delivered what it could not record, and another one delivers that again: no more
 /// than was in flight when it noticed.
-async fn away<S: Store + OperatorStore, P: Pool<S> + Clone>(direct: P, proxied: P, cutter: &Cutter, mode: Mode) {
+async fn away<S: Store, P: Pool<S> + Clone>(direct: P, proxied: P, cutter: &Cutter, mode: Mode) {
     let deliveries = Deliveries::default();
     let ids = write(direct.clone(), mode, EVENTS).await;
     let cut_off = start(proxied, mode, &deliveries).await;
@@ -87,7 +87,7 @@ async fn away<S: Store + OperatorStore, P: Pool<S> + Clone>(direct: P, proxied: 
 }
 
 /// Connections stall without a word while new ones work: nothing waits for the operating system to notice.
-async fn stalled<S: Store + OperatorStore, P: Pool<S> + Clone>(direct: P, proxied: P, cutter: &Cutter, mode: Mode) {
+async fn stalled<S: Store, P: Pool<S> + Clone>(direct: P, proxied: P, cutter: &Cutter, mode: Mode) {
     let deliveries = Deliveries::default();
     let ids = write(direct.clone(), mode, EVENTS).await;
     let node = start(proxied, mode, &deliveries).await;
@@ -103,7 +103,7 @@ async fn stalled<S: Store + OperatorStore, P: Pool<S> + Clone>(direct: P, proxie
 }
 
 /// Answers are lost at the COMMIT of whatever statement comes next: claims, settlements, renewals.
-async fn lost_answers<S: Store + OperatorStore, P: Pool<S> + Clone>(direct: P, proxied: P, cutter: &Cutter, mode: Mode) {
+async fn lost_answers<S: Store, P: Pool<S> + Clone>(direct: P, proxied: P, cutter: &Cutter, mode: Mode) {
     let deliveries = Deliveries::default();
     let ids = write(direct.clone(), mode, EVENTS).await;
     let node = start(proxied, mode, &deliveries).await;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste::{DatabaseKind, Event, FaultKind, Mode, Outbox, Pool, RetryPolicy, Settings};
-use posthaste_core::outbox::{Store, OperatorStore};
+use posthaste_core::outbox::Store;
 use serde::{Deserialize, Serialize};
 
 /// Where a node finds its role.
@@ -117,7 +117,7 @@ pub fn serve(role: Role) {
     });
 }
 
-async fn run<S: Store + OperatorStore>(pool: impl Pool<S>, role: Role) {
+async fn run<S: Store>(pool: impl Pool<S>, role: Role) {
     let diary = Diary::open(&role);
     let (seen, work) = (diary.clone(), role.work);
     // What a killed node leaves behind is tried one by one: few, so that a test need not wait for many.
@@ -146,7 +146,7 @@ async fn run<S: Store + OperatorStore>(pool: impl Pool<S>, role: Role) {
 }
 
 /// Every tenth is rolled back.
-async fn write<S: Store + OperatorStore>(outbox: Outbox<S>, role: Role, diary: Diary) {
+async fn write<S: Store>(outbox: Outbox<S>, role: Role, diary: Diary) {
     for number in 0..role.writes {
         if role.enough.exists() {
             break;

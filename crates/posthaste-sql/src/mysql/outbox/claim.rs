@@ -1,10 +1,11 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use chrono::{DateTime, NaiveDateTime};
+use posthaste_core::StoreError;
 use posthaste_core::outbox::{
-    Selection, DEAD_AFTER_LOSSES, DeadHead, MAX_CLAIM_BYTES, Candidate, Mode, ClaimedRow, Position, STARTED, SUSPECT_GROUP, ClaimedRows,
-    ClaimRequest, select_runs, lease_lost_error,
+    Candidate, ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadHead, Mode, Position, Selection, select,
 };
 use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::query::Query;
@@ -13,13 +14,15 @@ use sqlx::{MySql, MySqlConnection, Row};
 use super::rows::{BYTES, DUE_COLUMNS, EVENT_COLUMNS, due, key, position};
 use super::{BEGIN_OWN, OutboxStore, list};
 use crate::mysql::clock::{earliest, micros, span};
-use crate::outbox::{SOONEST_TAKEOVER, SWEEP_BATCH, key_of};
+use crate::mysql::errors::doing;
+use crate::outbox::{SOONEST_TAKEOVER, key_of, limit};
 use crate::session::Failed;
 
 /// How many types one statement lists: recursion has a limit, which is the server's.
 const TYPES: i64 = 500;
 
-/// A loose index scan: one seek per type, however many rows each has. Binds: the type behind which to begin, how many.
+/// The event types with pending rows, and how long the first row of each has been due, in microseconds; NULL if it is not
+/// due. A loose index scan: one seek per type, however many rows each has. Binds: the type behind which to begin, how many.
 pub(super) const PENDING_TYPES: &str = "WITH RECURSIVE found (event_type, place) AS (
          (SELECT event_type, 1 FROM {table} FORCE INDEX ({table}_pending_of_type)
           WHERE pending = 1 AND event_type > ? ORDER BY event_type LIMIT 1)
@@ -29,42 +32,31 @@ pub(super) const PENDING_TYPES: &str = "WITH RECURSIVE found (event_type, place)
              found.place + 1
          FROM found WHERE found.event_type IS NOT NULL AND found.place < ?
      )
-     SELECT found.event_type, EXISTS (
-         SELECT 1 FROM {table} AS due FORCE INDEX ({table}_pending_of_type)
-         WHERE due.pending = 1 AND due.event_type = found.event_type AND due.available_at <= {now})
+     SELECT found.event_type, (
+         SELECT TIMESTAMPDIFF(MICROSECOND, due.available_at, {now}) FROM {table} AS due FORCE INDEX ({table}_pending_of_type)
+         WHERE due.pending = 1 AND due.event_type = found.event_type AND due.available_at <= {now}
+         ORDER BY due.available_at LIMIT 1)
      FROM found WHERE found.event_type IS NOT NULL";
 
-/// How many leases a free row has lost, with the one that is taken over now. After the first, only a lease under which its
-/// delivery had started counts.
-fn losses() -> String {
-    format!(
-        "CAST(lease_losses + IF(locked_at IS NOT NULL AND (lease_losses = 0 OR RIGHT(locked_by, {}) = '{STARTED}'), 1, 0)
-             AS SIGNED)",
-        STARTED.len()
-    )
-}
-
-/// Finds what is due, in order, for claims in memory. Binds: the event type, the position behind which to begin (time twice,
-/// and number), how old a row must be in microseconds, the limit.
+/// Finds due rows, in order, for claims in memory. Binds: the event type, the position after which to begin (time twice, and
+/// number), how old a row must be in microseconds, the limit.
 pub(super) fn pending(of_one_type: bool) -> String {
     let due = due_rows(Mode::SingleNode, of_one_type);
-    format!("SELECT seq, available_at, {BYTES}, 0, FALSE {due} ORDER BY available_at, seq LIMIT ?")
+    format!("SELECT seq, available_at, NULL, 0, {BYTES} {due} ORDER BY available_at, seq LIMIT ?")
 }
 
-/// Finds and locks what is due and free, in order. Binds: as [`pending`] up to the age, then those of [`FREE`], the limit.
+/// Finds and locks due rows that are free, in order. Binds: as [`pending`] up to the age, then those of [`FREE`], the limit.
 ///
-/// It waits for nobody, and no column of the index by which it locks is changed by a lease: nobody waits for another in
-/// a circle.
+/// It waits for no row, and a lease changes no column of the index by which it locks: no deadlock is possible.
 pub(super) fn free(of_one_type: bool) -> String {
     let due = due_rows(Mode::MultiNode, of_one_type);
     format!(
-        "SELECT seq, available_at, {BYTES}, {losses}, locked_at IS NOT NULL {due} AND {FREE}
-         ORDER BY available_at, seq LIMIT ? FOR UPDATE SKIP LOCKED",
-        losses = losses()
+        "SELECT seq, available_at, locked_by, lease_losses, {BYTES} {due} AND {FREE}
+         ORDER BY available_at, seq LIMIT ? FOR UPDATE SKIP LOCKED"
     )
 }
 
-/// Finds what is due, free and not blocked, in order, and locks nothing: who blocks a row changes the index by which it is
+/// Finds due rows that are free and not blocked, in order, and locks nothing: blocking a row changes the index by which it is
 /// found. Binds: as [`free`].
 pub(super) fn ready(of_one_type: bool) -> String {
     let due = due_rows(Mode::ORDERED, of_one_type);
@@ -72,18 +64,17 @@ pub(super) fn ready(of_one_type: bool) -> String {
 }
 
 /// Locks those of the rows that are still due, free and not blocked. Binds: the rows, then those of [`FREE`].
-pub(super) fn meet() -> String {
+pub(super) fn lock_ready() -> String {
     format!(
-        "SELECT seq, available_at, {BYTES}, {losses}, locked_at IS NOT NULL, aggregate_type, aggregate_id
-         FROM {{rows}} WHERE ready = 1 AND available_at <= {{now}} AND {FREE} FOR UPDATE SKIP LOCKED",
-        losses = losses()
+        "SELECT seq, available_at, locked_by, lease_losses, {BYTES}, aggregate_type, aggregate_id
+         FROM {{rows}} WHERE ready = 1 AND available_at <= {{now}} AND {FREE} FOR UPDATE SKIP LOCKED"
     )
 }
 
-/// What each of the rows has to wait for. Binds: the rows.
+/// The row that each of the rows has to wait for. Binds: the rows.
 ///
 /// A statement of its own, after the rows are locked: it sees whatever was committed together with them, however late that
-/// was. A row that has been finished since is waited for a moment longer, and none is passed.
+/// was. A row that has been finished since is waited for a moment longer; none is overtaken.
 pub(super) const PREDECESSORS: &str = "SELECT seq, (
          SELECT earlier.seq FROM {table} AS earlier FORCE INDEX ({table}_key)
          WHERE earlier.unfinished = 1 AND earlier.aggregate_type = {table}.aggregate_type
@@ -96,26 +87,27 @@ pub(super) fn read() -> String {
     format!("SELECT {EVENT_COLUMNS}, {DUE_COLUMNS} FROM {{rows}}")
 }
 
-/// Rows of one claim have lost equally many leases. Binds: the rows, the lock, how many leases they have lost.
+/// Leases rows that this transaction has locked. Binds: the rows, the claim id, what their `lease_losses` becomes.
 pub(super) const LEASE: &str = "UPDATE {rows} SET locked_by = ?, locked_at = {now}, lease_losses = ?";
 
-/// A row that lost too many leases. Binds: the error, the losses, the row.
-const DEAD: &str = "UPDATE {table} SET status = 3, done_at = {now}, last_error = ?, lease_losses = ?, locked_by = NULL,
+/// A row that lost too many leases. Binds: the error, its `lease_losses`, the row.
+const MARK_DEAD: &str =
+    "UPDATE {table} SET status = 3, done_at = {now}, last_error = ?, lease_losses = ?, locked_by = NULL,
          locked_at = NULL
      WHERE seq = ?";
 
 /// Blocks rows that this transaction has locked, behind others that are unfinished. Binds: the rows.
 pub(super) const BLOCK: &str = "UPDATE {rows} SET blocked = 1";
 
-/// Which of these rows are unfinished and not about to be finished: nobody has locked them. Whoever finishes one of them
-/// later sees what is blocked behind it by now. Binds: the rows.
+/// Which of these rows are unfinished and not about to be finished, because no transaction has locked them. Whoever finishes
+/// one of them later sees the rows that are blocked behind it by now. Binds: the rows.
 ///
-/// A statement outside of a transaction: its locks are gone when the server has carried it out. No lock of ours may stand on
-/// rows that others have claimed.
-pub(super) const WAITED_FOR: &str = "SELECT seq FROM {rows} WHERE {unfinished} FOR UPDATE SKIP LOCKED";
+/// It runs outside of a transaction: its locks are gone when the server has carried it out. No lock of ours may stay on rows
+/// that other processes have claimed.
+pub(super) const UNLOCKED_PREDECESSORS: &str = "SELECT seq FROM {rows} WHERE {unfinished} FOR UPDATE SKIP LOCKED";
 
-/// What is blocked behind rows that are finished now, among the first rows of their keys. Binds: the rows, how many of a key
-/// but one.
+/// The blocked rows behind rows that are finished now, among the first rows of their keys. Binds: the rows, how many rows of
+/// a key but one.
 pub(super) const BLOCKED: &str = "SELECT next.seq FROM {rows}
      STRAIGHT_JOIN {table} AS next FORCE INDEX ({table}_key)
          ON next.unfinished = 1 AND next.aggregate_type = {table}.aggregate_type
@@ -129,12 +121,12 @@ pub(super) const BLOCKED: &str = "SELECT next.seq FROM {rows}
 /// Locks those of the rows that are blocked and that no other transaction has locked. Binds: the rows.
 pub(super) const LOCK_BLOCKED: &str = "SELECT seq FROM {rows} WHERE blocked = 1 FOR UPDATE SKIP LOCKED";
 
-/// Unblocks rows, so that they are met again. Binds: the rows.
+/// Unblocks rows, so that claims read them again. Binds: the rows.
 pub(super) const UNBLOCK: &str = "UPDATE {rows} SET blocked = 0";
 
-/// Which of the next blocked rows wait for nobody. Binds: the time, twice, and the number of the row behind which to begin,
-/// the limit.
-pub(super) const ORPHANED: &str = "SELECT blocked.seq, blocked.available_at, NOT EXISTS (
+/// The next blocked rows, and which of them are orphans: no unfinished row of their key precedes them. Binds: the time,
+/// twice, and the number of the row after which to begin, the limit.
+pub(super) const BLOCKED_ROWS: &str = "SELECT blocked.seq, blocked.available_at, NOT EXISTS (
          SELECT 1 FROM {table} AS earlier FORCE INDEX ({table}_key)
          WHERE earlier.unfinished = 1 AND earlier.aggregate_type = blocked.aggregate_type
            AND earlier.aggregate_id = blocked.aggregate_id AND earlier.seq < blocked.seq AND earlier.{unfinished})
@@ -173,7 +165,7 @@ pub(super) fn next_lease_end(mode: Mode, of_one_type: bool) -> String {
 ///
 /// A lease that began in the future was taken before the clock was set back: nobody can tell when it ends, so it has ended.
 ///
-/// What this process holds is leased as a rule and not looked up in the list, which is as long as what it holds.
+/// What this process has in flight is usually leased, so it is not looked up in the list, which may be long.
 const FREE: &str = "(locked_at IS NULL
          OR ((locked_at <= {now} - INTERVAL ? MICROSECOND OR locked_at > {now} + INTERVAL ? MICROSECOND)
              AND NOT FIND_IN_SET(seq, ?)))
@@ -200,111 +192,156 @@ fn index(mode: Mode, of_one_type: bool) -> (&'static str, &'static str) {
     }
 }
 
-/// A due row before it is claimed.
-struct Found {
-    position: Position,
-    bytes: usize,
-    /// How many leases it has lost, with the one that is taken over now.
-    losses: u32,
-    /// A lease of it has ended.
-    is_lost: bool,
-}
+#[async_trait]
+impl ClaimStore for OutboxStore {
+    async fn claim(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, StoreError> {
+        let claim = async {
+            match self.mode {
+                Mode::SingleNode | Mode::WriterOnly => self.read_due(request).await,
+                Mode::MultiNode => self.lease_due(request).await,
+                Mode::Ordered(_) => self.lease_runs(request).await,
+            }
+        };
+        doing("claim from the outbox", claim).await
+    }
 
-impl Found {
-    fn read(row: &MySqlRow) -> Result<Self, sqlx::Error> {
-        Ok(Self {
-            position: position(row.try_get(1)?, row.try_get(0)?),
-            bytes: row.try_get::<i64, _>(2)?.max(0) as usize,
-            losses: row.try_get::<i64, _>(3)?.max(0) as u32,
-            is_lost: row.try_get(4)?,
-        })
+    async fn next_due(&self, request: &ClaimRequest<'_>) -> Result<Option<Duration>, StoreError> {
+        let next_due = async {
+            let mut scan = self.claims.begin(BEGIN_OWN).await?;
+            let mut first = self.first_due(&mut scan, request).await?;
+            if self.mode.leases_rows() && request.allow_suspects {
+                let sql = next_lease_end(self.mode, request.event_type.is_some());
+                let mut query = sqlx::query_scalar(self.sql(&sql)).bind(micros(request.lease));
+                if let Some(event_type) = request.event_type {
+                    query = query.bind(event_type);
+                }
+                let ends: Option<i64> = query.bind(joined(request.in_flight)).fetch_one(&mut *scan).await?;
+                first = first.into_iter().chain(ends.map(span)).min();
+            }
+            scan.commit().await?;
+            Ok(first)
+        };
+        doing("claim from the outbox", next_due).await
+    }
+
+    async fn unblock_orphans(&self, after: Option<Position>, batch: usize) -> Result<Option<Position>, StoreError> {
+        let sweep = async {
+            let (time, seq) = bound(after);
+            let mut scan = self.claims.begin(BEGIN_OWN).await?;
+            let read = sqlx::query(self.sql(BLOCKED_ROWS)).bind(time).bind(time).bind(seq).bind(limit(batch));
+            let rows = read.fetch_all(&mut *scan).await?;
+            scan.commit().await?;
+            let (mut last, mut orphans) = (None, Vec::new());
+            for row in &rows {
+                let seq: i64 = row.try_get(0)?;
+                last = Some(position(row.try_get(1)?, seq));
+                if row.try_get(2)? {
+                    orphans.push(seq);
+                }
+            }
+            self.unblock_rows(orphans).await?;
+            Ok(last.filter(|_| rows.len() >= batch))
+        };
+        doing("sweep the blocked rows of the outbox", sweep).await
+    }
+
+    async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
+        let list = async {
+            let mut scan = self.claims.begin(BEGIN_OWN).await?;
+            let types = self.oldest_due_of_types(&mut scan).await?;
+            scan.commit().await?;
+            Ok(types.into_iter().map(|(event_type, _)| event_type).collect())
+        };
+        doing("list the pending event types of the outbox", list).await
     }
 }
 
 impl OutboxStore {
-    pub(super) async fn read_due(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
-        // Rows that are left out are few, and are told apart here.
-        let limit = request.limit.saturating_add(request.in_flight.len());
+    async fn read_due(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
+        // Rows in flight are few, and are left out here.
+        let max = request.limit.saturating_add(request.in_flight.len());
         let query = bind_due(sqlx::query(self.sql(&pending(request.event_type.is_some()))), request);
         let mut scan = self.claims.begin(BEGIN_OWN).await?;
-        let rows = query.bind(bound_limit(limit)).fetch_all(&mut *scan).await?;
-        let mut found = not_left_out(&rows, request)?;
-        found.truncate(request.limit);
-        let (chosen, is_cut) = choose(&found);
-        let mut rows = Vec::with_capacity(chosen.len());
-        if !chosen.is_empty() {
-            // Somebody else's statement may have come in between.
+        let rows = query.bind(limit(max)).fetch_all(&mut *scan).await?;
+        let mut candidates = candidates(&rows, request)?;
+        candidates.truncate(request.limit);
+        let Selection { claimed, is_cut, .. } = select(&candidates);
+        let mut rows = Vec::with_capacity(claimed.len());
+        if !claimed.is_empty() {
+            // Another program may have changed them in between.
             let read = format!("{} WHERE pending = 1 AND available_at <= {{now}}", read());
-            rows = self.read_rows(&mut scan, &read, &chosen).await?;
+            rows = self.read_rows(&mut scan, &read, &claimed).await?;
         }
         scan.commit().await?;
-        let last = found.get(chosen.len().wrapping_sub(1)).map(|found| found.position);
-        Ok(ClaimedRows { rows, more: is_cut, last, is_held_up: false })
+        let last = candidates.get(claimed.len().wrapping_sub(1)).map(|last| last.position);
+        Ok(ClaimedRows { rows, more: is_cut, last, waits_for_lock: false })
     }
 
-    pub(super) async fn lease_due(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
+    async fn lease_due(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
         let mut scan = self.claims.begin(BEGIN_OWN).await?;
         let query = bind_due(sqlx::query(self.sql(&free(request.event_type.is_some()))), request);
-        let query = bind_free(query, request).bind(bound_limit(request.limit));
+        let query = bind_free(query, request).bind(limit(request.limit));
         let rows = query.fetch_all(&mut *scan).await?;
         let is_full = rows.len() >= request.limit;
-        let found = not_left_out(&rows, request)?;
-        let (chosen, is_cut) = choose(&found);
-        let last = match chosen.last() {
-            Some(last) => found.iter().find(|found| found.position.seq == *last),
-            None => found.last(),
+        let candidates = candidates(&rows, request)?;
+        let selection = select(&candidates);
+        let last = match selection.claimed.last() {
+            Some(last) => candidates.iter().find(|candidate| candidate.position.seq == *last),
+            None => candidates.last(),
         };
-        let last = last.map(|found| found.position);
-        let rows = self.lease_found(&mut scan, &found, &chosen, request.claim_id).await?;
+        let last = last.map(|last| last.position);
+        let rows = self.carry_out(&mut scan, &selection, request.claim_id).await?;
         scan.commit().await?;
-        Ok(ClaimedRows { rows, more: is_full || is_cut, last, is_held_up: false })
+        Ok(ClaimedRows { rows, more: is_full || selection.is_cut, last, waits_for_lock: false })
     }
 
-    pub(super) async fn lease_runs(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
-        self.sweep_blocked().await?;
+    async fn lease_runs(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
         let mut scan = self.claims.begin(BEGIN_OWN).await?;
-        let query = bind_free(bind_due(sqlx::query(self.sql(&ready(request.event_type.is_some()))), request), request);
-        let mut ready: Vec<i64> = Vec::new();
-        for row in query.bind(bound_limit(request.limit)).fetch_all(&mut *scan).await? {
-            ready.push(row.try_get(0)?);
+        let ready = sqlx::query(self.sql(&ready(request.event_type.is_some())));
+        let ready = bind_free(bind_due(ready, request), request).bind(limit(request.limit));
+        let mut rows: Vec<i64> = Vec::new();
+        for row in ready.fetch_all(&mut *scan).await? {
+            rows.push(row.try_get(0)?);
         }
-        let is_full = ready.len() >= request.limit;
-        ready.sort_unstable();
-        let (found, met) = self.meet(&mut scan, &ready, request).await?;
-        let Selection { taken: chosen, blocked, is_cut } = select_runs(&met);
-        let rows = self.lease_found(&mut scan, &found, &chosen, request.claim_id).await?;
+        let is_full = rows.len() >= request.limit;
+        rows.sort_unstable();
+        let candidates = self.lock_candidates(&mut scan, &rows, request).await?;
+        let selection = select(&candidates);
+        let rows = self.carry_out(&mut scan, &selection, request.claim_id).await?;
+        let blocked = &selection.blocked;
         if !blocked.is_empty() {
             let mut in_order: Vec<i64> = blocked.iter().map(|(row, _)| *row).collect();
             in_order.sort_unstable();
             sqlx::query(self.sql(BLOCK)).bind(list(&in_order)).execute(&mut *scan).await?;
         }
         scan.commit().await?;
-        // What was cut off stands among what was met: the next claim begins where this one did.
-        let last = met.last().map(|met| met.position).filter(|_| !is_cut);
-        // What is leased is ours, whatever becomes of this.
-        let is_held_up = self.check_blocked(&blocked).await.unwrap_or_else(|failed| {
-            tracing::warn!(table = %self.table, ?failed, "blocked rows are not checked: the next sweep finds those that wait for nobody");
+        // What was cut off is among the candidates: the next claim begins where this one did.
+        let last = candidates.last().map(|last| last.position).filter(|_| !selection.is_cut);
+        // The rows are leased, whether or not this succeeds.
+        let waits_for_lock = self.check_blocked(blocked).await.unwrap_or_else(|failed| {
+            tracing::warn!(table = %self.table, ?failed, "failed to check blocked rows: the next sweep unblocks the orphans among them");
             false
         });
-        Ok(ClaimedRows { rows, more: is_full || is_cut, last, is_held_up })
+        Ok(ClaimedRows { rows, more: is_full || selection.is_cut, last, waits_for_lock })
     }
 
-    /// A row may have been finished while others were blocked behind it, and nobody would unblock those. Runs after they are
-    /// blocked for everybody to see, and unblocks those whose predecessor is finished or about to be; true if there are any.
+    /// A row may have been finished while others were being blocked behind it, and nobody would unblock those. This runs when
+    /// everybody can see that they are blocked, and unblocks those whose predecessor is finished or about to be. True if there
+    /// are any.
     async fn check_blocked(&self, blocked: &[(i64, i64)]) -> Result<bool, Failed> {
         if blocked.is_empty() {
             return Ok(false);
         }
         let predecessors: BTreeSet<i64> = blocked.iter().map(|(_, predecessor)| *predecessor).collect();
         let predecessors: Vec<i64> = predecessors.into_iter().collect();
-        let waited_for = sqlx::query(self.sql(WAITED_FOR)).bind(list(&predecessors));
-        let waited_for = self.claims.fetch(waited_for).await?;
-        let waited_for = waited_for.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<i64>, _>>()?;
-        let free = blocked.iter().filter(|(_, predecessor)| !waited_for.contains(predecessor));
+        let unlocked = sqlx::query(self.sql(UNLOCKED_PREDECESSORS)).bind(list(&predecessors));
+        let unlocked = self.claims.fetch(unlocked).await?;
+        let unlocked = unlocked.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<i64>, _>>()?;
+        let free = blocked.iter().filter(|(_, predecessor)| !unlocked.contains(predecessor));
         let free: Vec<i64> = free.map(|(row, _)| *row).collect();
-        let is_held_up = !free.is_empty();
+        let waits_for_lock = !free.is_empty();
         self.unblock_rows(free).await?;
-        Ok(is_held_up)
+        Ok(waits_for_lock)
     }
 
     async fn unblock_rows(&self, rows: Vec<i64>) -> Result<(), Failed> {
@@ -316,38 +353,17 @@ impl OutboxStore {
         work.commit().await
     }
 
-    /// Looks at some of what is blocked, for rows that wait for nobody.
-    async fn sweep_blocked(&self) -> Result<(), Failed> {
-        let Some(after) = self.sweeper.next() else { return Ok(()) };
-        let (time, seq) = bound(Some(after));
-        let mut scan = self.claims.begin(BEGIN_OWN).await?;
-        let look = sqlx::query(self.sql(ORPHANED)).bind(time).bind(time).bind(seq).bind(bound_limit(SWEEP_BATCH));
-        let rows = look.fetch_all(&mut *scan).await?;
-        scan.commit().await?;
-        let (mut last, mut orphaned) = (None, Vec::new());
-        for row in &rows {
-            let seq: i64 = row.try_get(0)?;
-            last = Some(position(row.try_get(1)?, seq));
-            if row.try_get(2)? {
-                orphaned.push(seq);
-            }
-        }
-        self.unblock_rows(orphaned).await?;
-        self.sweeper.looked(rows.len(), last);
-        Ok(())
-    }
-
-    /// Locks rows and finds out what they wait for, in the order of reading.
-    async fn meet(
+    /// Locks rows and finds out what they wait for. Returns them in the order of reading.
+    async fn lock_candidates(
         &self,
         scan: &mut MySqlConnection,
         ready: &[i64],
         request: &ClaimRequest<'_>,
-    ) -> Result<(Vec<Found>, Vec<Candidate>), sqlx::Error> {
+    ) -> Result<Vec<Candidate>, sqlx::Error> {
         if ready.is_empty() {
-            return Ok((Vec::new(), Vec::new()));
+            return Ok(Vec::new());
         }
-        let query = bind_free(sqlx::query(self.sql(&meet())).bind(list(ready)), request);
+        let query = bind_free(sqlx::query(self.sql(&lock_ready())).bind(list(ready)), request);
         let rows = query.fetch_all(&mut *scan).await?;
         let (mut locked, mut keys) = (Vec::with_capacity(rows.len()), HashMap::with_capacity(rows.len()));
         for row in &rows {
@@ -359,92 +375,87 @@ impl OutboxStore {
         for row in sqlx::query(self.sql(PREDECESSORS)).bind(list(&locked)).fetch_all(scan).await? {
             predecessors.insert(row.try_get(0)?, row.try_get(1)?);
         }
-        let found = not_left_out(&rows, request)?;
-        let met = found.iter().map(|found| Candidate {
-            position: found.position,
-            losses: found.losses,
-            bytes: found.bytes,
-            key: keys.remove(&found.position.seq).flatten(),
-            predecessor: predecessors.get(&found.position.seq).copied().flatten(),
-        });
-        let met = met.collect();
-        Ok((found, met))
+        let mut candidates = candidates(&rows, request)?;
+        for candidate in &mut candidates {
+            candidate.key = keys.remove(&candidate.position.seq).flatten();
+            candidate.predecessor = predecessors.get(&candidate.position.seq).copied().flatten();
+        }
+        Ok(candidates)
     }
 
-    /// LeaseSet rows that this transaction has locked, and answers in the order in which they were chosen.
-    async fn lease_found(
+    /// Leases what was selected, or marks it as DEAD. Returns the rows in the order of the selection.
+    async fn carry_out(
         &self,
         scan: &mut MySqlConnection,
-        found: &[Found],
-        chosen: &[i64],
+        selection: &Selection,
         claim_id: &str,
     ) -> Result<Vec<ClaimedRow>, sqlx::Error> {
-        if chosen.is_empty() {
+        if let Some((dead, error)) = &selection.dead {
+            let mark = sqlx::query(self.sql(MARK_DEAD)).bind(error).bind(selection.losses).bind(dead);
+            mark.execute(&mut *scan).await?;
+            if self.mode == Mode::Ordered(DeadHead::Skip) {
+                self.unblock_behind(scan, &[*dead]).await?;
+            }
+            return self.read_rows(scan, &read(), &[*dead]).await;
+        }
+        if selection.claimed.is_empty() {
             return Ok(Vec::new());
         }
-        // Rows of one claim have lost equally many leases, and rows that lost more than one are chosen alone.
-        let Some(first) = found.iter().find(|found| found.position.seq == chosen[0]) else { return Ok(Vec::new()) };
-        match first.is_lost && first.losses >= DEAD_AFTER_LOSSES {
-            true => {
-                let dead = sqlx::query(self.sql(DEAD)).bind(lease_lost_error(first.losses)).bind(first.losses);
-                dead.bind(chosen[0]).execute(&mut *scan).await?;
-                if self.mode == Mode::Ordered(DeadHead::Skip) {
-                    self.unblock_behind(scan, chosen).await?;
-                }
-            }
-            false => {
-                let mut in_order = chosen.to_vec();
-                in_order.sort_unstable();
-                let lease = sqlx::query(self.sql(LEASE)).bind(list(&in_order)).bind(claim_id).bind(first.losses);
-                lease.execute(&mut *scan).await?;
-            }
-        }
-        self.read_rows(scan, &read(), chosen).await
+        let mut in_order = selection.claimed.clone();
+        in_order.sort_unstable();
+        let lease = sqlx::query(self.sql(LEASE)).bind(list(&in_order)).bind(claim_id).bind(selection.losses);
+        lease.execute(&mut *scan).await?;
+        self.read_rows(scan, &read(), &selection.claimed).await
     }
 
-    /// In the order in which they were chosen.
+    /// Reads rows, and returns them in the order in which they are listed.
     async fn read_rows(
         &self,
         connection: &mut MySqlConnection,
         sql: &str,
-        chosen: &[i64],
+        rows: &[i64],
     ) -> Result<Vec<ClaimedRow>, sqlx::Error> {
         let is_ordered = matches!(self.mode, Mode::Ordered(_));
-        let mut by_seq = HashMap::with_capacity(chosen.len());
-        for row in sqlx::query(self.sql(sql)).bind(list(chosen)).fetch_all(connection).await? {
-            let mut pending = due(&row)?;
+        let mut by_seq = HashMap::with_capacity(rows.len());
+        for row in sqlx::query(self.sql(sql)).bind(list(rows)).fetch_all(connection).await? {
+            let mut claimed = due(&row)?;
             if is_ordered {
-                pending.key = key(&row)?;
+                claimed.key = key(&row)?;
             }
-            by_seq.insert(pending.position.seq, pending);
+            by_seq.insert(claimed.position.seq, claimed);
         }
-        Ok(chosen.iter().filter_map(|seq| by_seq.remove(seq)).collect())
+        Ok(rows.iter().filter_map(|seq| by_seq.remove(seq)).collect())
     }
 
-    pub(super) async fn first_due(&self, request: &ClaimRequest<'_>) -> Result<Option<Duration>, Failed> {
-        let mut scan = self.claims.begin(BEGIN_OWN).await?;
-        let mut first = self.first_due_on(&mut scan, request).await?;
-        if self.mode.leases_rows() && request.allow_suspects {
-            let sql = next_lease_end(self.mode, request.event_type.is_some());
-            let mut query = sqlx::query_scalar(self.sql(&sql)).bind(micros(request.lease));
-            if let Some(event_type) = request.event_type {
-                query = query.bind(event_type);
+    /// The event types of which a row is due, and for how long the first row of each has been due.
+    pub(super) async fn oldest_due_of_types(
+        &self,
+        scan: &mut MySqlConnection,
+    ) -> Result<Vec<(String, Duration)>, sqlx::Error> {
+        let (mut types, mut after) = (Vec::new(), String::new());
+        loop {
+            let list = sqlx::query(self.sql(PENDING_TYPES)).bind(&after).bind(TYPES);
+            let rows = list.fetch_all(&mut *scan).await?;
+            for row in &rows {
+                after = row.try_get(0)?;
+                if let Some(age) = row.try_get::<Option<i64>, _>(1)? {
+                    types.push((after.clone(), span(age)));
+                }
             }
-            let ends: Option<i64> = query.bind(joined(request.in_flight)).fetch_one(&mut *scan).await?;
-            first = first.into_iter().chain(ends.map(span)).min();
+            if (rows.len() as i64) < TYPES {
+                return Ok(types);
+            }
         }
-        scan.commit().await?;
-        Ok(first)
     }
 
-    async fn first_due_on(
+    async fn first_due(
         &self,
         scan: &mut MySqlConnection,
         request: &ClaimRequest<'_>,
     ) -> Result<Option<Duration>, sqlx::Error> {
         let sql = next_due(self.mode, request.event_type.is_some());
-        // As a rule the first is not left out; else one among as many as are left out and one more is not.
-        for limit in [1, request.in_flight.len().saturating_add(1)] {
+        // Usually the first row is not in flight. Otherwise one row more than are in flight includes one that is not.
+        for max in [1, request.in_flight.len().saturating_add(1)] {
             let mut query = sqlx::query(self.sql(&sql));
             if self.mode.leases_rows() {
                 query = query.bind(request.allow_suspects);
@@ -452,72 +463,43 @@ impl OutboxStore {
             if let Some(event_type) = request.event_type {
                 query = query.bind(event_type);
             }
-            let rows = query.bind(bound_limit(limit)).fetch_all(&mut *scan).await?;
+            let rows = query.bind(limit(max)).fetch_all(&mut *scan).await?;
             let in_flight: HashSet<i64> = request.in_flight.iter().copied().collect();
             for row in &rows {
                 if !in_flight.contains(&row.try_get(0)?) {
                     return Ok(Some(span(row.try_get(1)?)));
                 }
             }
-            if rows.len() < limit {
+            if rows.len() < max {
                 break;
             }
         }
         Ok(None)
     }
-
-    pub(super) async fn due_types(&self) -> Result<Vec<String>, Failed> {
-        let mut scan = self.claims.begin(BEGIN_OWN).await?;
-        let (mut types, mut after) = (Vec::new(), String::new());
-        loop {
-            let list = sqlx::query(self.sql(PENDING_TYPES)).bind(&after).bind(TYPES);
-            let rows = list.fetch_all(&mut *scan).await?;
-            for row in &rows {
-                after = row.try_get(0)?;
-                if row.try_get(1)? {
-                    types.push(after.clone());
-                }
-            }
-            if (rows.len() as i64) < TYPES {
-                scan.commit().await?;
-                return Ok(types);
-            }
-        }
-    }
 }
 
-/// Which rows of those found, in order, are taken, and whether something was not taken because of its weight. When the
-/// first is a suspect, only suspects are taken: those that lost one lease in a group, any other alone.
-fn choose(found: &[Found]) -> (Vec<i64>, bool) {
-    let losses = found.first().map_or(0, |first| first.losses);
-    let limit = match losses {
-        0 => usize::MAX,
-        1 => SUSPECT_GROUP,
-        _ => 1,
-    };
-    let (mut chosen, mut weight) = (Vec::with_capacity(found.len()), 0);
-    for found in found.iter().filter(|found| found.losses == losses).take(limit) {
-        if weight >= MAX_CLAIM_BYTES {
-            return (chosen, true);
-        }
-        chosen.push(found.position.seq);
-        weight += found.bytes;
-    }
-    (chosen, false)
-}
-
-/// In the order of delivery.
-fn not_left_out(rows: &[MySqlRow], request: &ClaimRequest<'_>) -> Result<Vec<Found>, sqlx::Error> {
+/// The rows that are not in flight here, in the order of delivery, without keys.
+fn candidates(rows: &[MySqlRow], request: &ClaimRequest<'_>) -> Result<Vec<Candidate>, sqlx::Error> {
     let in_flight: HashSet<i64> = request.in_flight.iter().copied().collect();
-    let mut found = rows.iter().map(Found::read).collect::<Result<Vec<_>, _>>()?;
-    found.retain(|found| !in_flight.contains(&found.position.seq));
-    found.sort_unstable_by_key(|found| found.position);
-    Ok(found)
+    let read = |row: &MySqlRow| {
+        Ok(Candidate {
+            position: position(row.try_get(1)?, row.try_get(0)?),
+            ended_lease: row.try_get(2)?,
+            lease_losses: row.try_get::<i64, _>(3)?.max(0) as u32,
+            bytes: row.try_get::<i64, _>(4)?.max(0) as usize,
+            key: None,
+            predecessor: None,
+        })
+    };
+    let mut candidates = rows.iter().map(read).collect::<Result<Vec<_>, sqlx::Error>>()?;
+    candidates.retain(|candidate| !in_flight.contains(&candidate.position.seq));
+    candidates.sort_unstable_by_key(|candidate| candidate.position);
+    Ok(candidates)
 }
 
 type Bound<'q> = Query<'q, MySql, MySqlArguments>;
 
-/// What [`due_rows`] wants.
+/// The binds of [`due_rows`].
 fn bind_due<'q>(mut query: Bound<'q>, request: &ClaimRequest<'q>) -> Bound<'q> {
     if let Some(event_type) = request.event_type {
         query = query.bind(event_type);
@@ -526,7 +508,7 @@ fn bind_due<'q>(mut query: Bound<'q>, request: &ClaimRequest<'q>) -> Bound<'q> {
     query.bind(time).bind(time).bind(seq).bind(micros(request.skip_recent))
 }
 
-/// What [`FREE`] wants.
+/// The binds of [`FREE`].
 fn bind_free<'q>(query: Bound<'q>, request: &ClaimRequest<'q>) -> Bound<'q> {
     let query = query.bind(micros(request.lease)).bind(micros(request.lease / 10));
     query.bind(joined(request.in_flight)).bind(request.allow_suspects)
@@ -538,14 +520,10 @@ fn joined(rows: &[i64]) -> String {
     rows.join(",")
 }
 
-/// The position behind which to begin, as binds.
+/// The position after which to begin, as binds.
 fn bound(after: Option<Position>) -> (NaiveDateTime, i64) {
     match after {
         Some(Position { due, seq }) => (DateTime::from_timestamp_micros(due).unwrap_or_else(earliest).naive_utc(), seq),
         None => (earliest().naive_utc(), i64::MIN),
     }
-}
-
-fn bound_limit(limit: usize) -> i64 {
-    i64::try_from(limit).unwrap_or(i64::MAX)
 }

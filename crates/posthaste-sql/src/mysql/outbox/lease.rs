@@ -1,10 +1,13 @@
 use std::collections::HashSet;
 
-use posthaste_core::outbox::{SettledRows, FOUND_AMONG, LeaseSet, Mode};
+use async_trait::async_trait;
+use posthaste_core::StoreError;
+use posthaste_core::outbox::{LOST_CLAIM_SCAN, LeaseSet, LeaseStore, Mode, SettledRows};
 use sqlx::MySql;
 
-use super::settle::standing;
+use super::settle::still_held;
 use super::{BEGIN_OWN, OutboxStore, list};
+use crate::mysql::errors::doing;
 use crate::session::{Failed, Session};
 
 /// The leases of these rows, which this transaction has locked, begin anew. Binds: the rows.
@@ -34,54 +37,65 @@ pub(super) fn of_claims(mode: Mode) -> String {
     format!(
         "SELECT seq FROM (
              SELECT seq, locked_by FROM {{table}} FORCE INDEX ({{table}}_{index})
-             WHERE {which} AND available_at <= {{now}} ORDER BY available_at, seq LIMIT {FOUND_AMONG}) AS head
+             WHERE {which} AND available_at <= {{now}} ORDER BY available_at, seq LIMIT {LOST_CLAIM_SCAN}) AS head
          WHERE FIND_IN_SET(locked_by, ?)"
     )
 }
 
+#[async_trait]
+impl LeaseStore for OutboxStore {
+    async fn renew(&self, claim_ids: &[String], rows: &[i64]) -> Result<SettledRows, StoreError> {
+        doing("renew leases", self.change_leases(&self.renewals, RENEW, claim_ids, rows)).await
+    }
+
+    async fn release(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, StoreError> {
+        let release = async {
+            let (claim_ids, rows) = self.rows_of(leases).await?;
+            let released = self.change_leases(&self.settlements, RELEASE, claim_ids, &rows).await?;
+            Ok(rows.into_iter().filter(|seq| !released.locked.contains(seq)).collect())
+        };
+        doing("release leases", release).await
+    }
+
+    async fn mark_started(
+        &self,
+        claim_id: &str,
+        started_claim_id: &str,
+        rows: &[i64],
+    ) -> Result<HashSet<i64>, StoreError> {
+        let mark = async {
+            let mut work = self.claims.begin(BEGIN_OWN).await?;
+            let ours = self.lock_held(&mut work, &[claim_id.to_owned()], rows).await?;
+            if !ours.is_empty() {
+                let mark = sqlx::query(self.sql(MARK_STARTED)).bind(list(&ours)).bind(started_claim_id);
+                mark.execute(&mut *work).await?;
+            }
+            work.commit().await?;
+            Ok(ours.into_iter().collect())
+        };
+        doing("claim from the outbox", mark).await
+    }
+}
+
 impl OutboxStore {
-    pub(super) async fn renew_leases(&self, claim_ids: &[String], rows: &[i64]) -> Result<SettledRows, Failed> {
-        self.change_leases(&self.renewals, RENEW, claim_ids, rows).await
-    }
-
-    pub(super) async fn start_suspects(&self, claim_id: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, Failed> {
-        let mut work = self.claims.begin(BEGIN_OWN).await?;
-        let ours = self.lock_standing(&mut work, &[claim_id.to_owned()], rows).await?;
-        if !ours.is_empty() {
-            let mark = sqlx::query(self.sql(MARK_STARTED)).bind(list(&ours)).bind(started);
-            mark.execute(&mut *work).await?;
-        }
-        work.commit().await?;
-        Ok(ours.into_iter().collect())
-    }
-
-    /// Answers with the rows that exist and are no longer leased by these locks.
-    pub(super) async fn release_leases(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, Failed> {
-        let session = &self.settlements;
-        let (claim_ids, rows): (_, Vec<i64>) = match leases {
+    /// The claim ids of a set of leases, and the rows of it that exist.
+    async fn rows_of<'a>(&self, leases: &LeaseSet<'a>) -> Result<(&'a [String], Vec<i64>), Failed> {
+        let mut work = self.settlements.begin(BEGIN_OWN).await?;
+        let (claim_ids, query) = match leases {
             LeaseSet::Rows { claim_ids, rows } => {
-                let mut work = session.begin(BEGIN_OWN).await?;
-                let existing = sqlx::query_scalar(self.sql(EXISTING)).bind(list(rows)).fetch_all(&mut *work).await?;
-                work.commit().await?;
-                (claim_ids, existing)
+                (claim_ids, sqlx::query_scalar(self.sql(EXISTING)).bind(list(rows)))
             }
             LeaseSet::Events { claim_ids, ids } => {
-                let mut work = session.begin(BEGIN_OWN).await?;
                 let ids = serde_json::to_string(ids).map_err(|error| sqlx::Error::Encode(error.into()))?;
-                let existing = sqlx::query_scalar(self.sql(EXISTING_EVENTS)).bind(ids).fetch_all(&mut *work).await?;
-                work.commit().await?;
-                (claim_ids, existing)
+                (claim_ids, sqlx::query_scalar(self.sql(EXISTING_EVENTS)).bind(ids))
             }
             LeaseSet::Claims { claim_ids } => {
-                let mut work = session.begin(BEGIN_OWN).await?;
-                let held = sqlx::query_scalar(self.sql(&of_claims(self.mode))).bind(claim_ids.join(","));
-                let held = held.fetch_all(&mut *work).await?;
-                work.commit().await?;
-                (claim_ids, held)
+                (claim_ids, sqlx::query_scalar(self.sql(&of_claims(self.mode))).bind(claim_ids.join(",")))
             }
         };
-        let released = self.change_leases(session, RELEASE, claim_ids, &rows).await?;
-        Ok(rows.into_iter().filter(|seq| !released.locked.contains(seq)).collect())
+        let rows = query.fetch_all(&mut *work).await?;
+        work.commit().await?;
+        Ok((claim_ids, rows))
     }
 
     /// Runs a statement about the leases of those rows that one of the locks holds. Rows that another transaction has
@@ -99,7 +113,7 @@ impl OutboxStore {
         let mut in_order = rows.to_vec();
         in_order.sort_unstable();
         let mut work = session.begin(BEGIN_OWN).await?;
-        let ours = self.lock_standing(&mut work, claim_ids, &in_order).await?;
+        let ours = self.lock_held(&mut work, claim_ids, &in_order).await?;
         if !ours.is_empty() {
             sqlx::query(self.sql(sql)).bind(list(&ours)).execute(&mut *work).await?;
         }
@@ -107,10 +121,10 @@ impl OutboxStore {
         in_order.retain(|seq| !ours.contains(seq));
         let mut locked = HashSet::new();
         if !in_order.is_empty() {
-            let held = sqlx::query_scalar(self.sql(&standing(self.mode))).bind(list(&in_order)).bind(claim_ids.join(","));
+            let held = sqlx::query_scalar(self.sql(&still_held(self.mode))).bind(list(&in_order)).bind(claim_ids.join(","));
             locked = held.fetch_all(&mut *work).await?.into_iter().collect();
         }
         work.commit().await?;
-        Ok(SettledRows { rows: ours, locked })
+        Ok(SettledRows { applied: ours, locked })
     }
 }

@@ -1,6 +1,8 @@
 use std::time::Duration;
 
-use posthaste_core::outbox::{DeadFilter, Mode, OutboxRow, Purge};
+use async_trait::async_trait;
+use posthaste_core::StoreError;
+use posthaste_core::outbox::{DeadFilter, Mode, OperatorStore, OutboxRow, Purge};
 use sqlx::mysql::MySqlArguments;
 use sqlx::query::Query;
 use sqlx::{MySql, Row};
@@ -8,6 +10,8 @@ use sqlx::{MySql, Row};
 use super::rows::{EVENT_COLUMNS, ROW_COLUMNS, row};
 use super::{OutboxStore, list};
 use crate::mysql::clock::{micros, span};
+use crate::mysql::errors::doing;
+use crate::outbox::limit;
 
 /// Which dead rows. Binds: those of the event id, the event type and the aggregate type that are there.
 fn filter(filter: &DeadFilter) -> String {
@@ -90,80 +94,110 @@ const OLDEST_DUE: &str = "SELECT TIMESTAMPDIFF(MICROSECOND, available_at, {now})
      FROM {table} FORCE INDEX ({table}_pending)
      WHERE pending = 1 AND available_at <= {now} ORDER BY available_at, seq LIMIT 1";
 
+#[async_trait]
+impl OperatorStore for OutboxStore {
+    async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
+        let find = async {
+            let found = sqlx::query(self.sql(&find())).bind(event_id).fetch_optional(&self.pool).await?;
+            Ok(found.map(|found| row(&found)).transpose()?)
+        };
+        doing("find an event in the outbox", find).await
+    }
+
+    async fn dead(&self, filter: &DeadFilter, max: usize) -> Result<Vec<OutboxRow>, StoreError> {
+        let list = async {
+            let list = bind_filter(sqlx::query(self.sql(&dead(filter))), filter).bind(limit(max));
+            let rows = list.fetch_all(&self.pool).await?;
+            Ok(rows.iter().map(row).collect::<Result<_, _>>()?)
+        };
+        doing("list the dead events of the outbox", list).await
+    }
+
+    async fn count_dead(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
+        let count = async {
+            let row = bind_filter(sqlx::query(self.sql(&count(filter))), filter).fetch_one(&self.pool).await?;
+            Ok(row.try_get::<i64, _>(0)?.max(0) as u64)
+        };
+        doing("count the dead events of the outbox", count).await
+    }
+
+    async fn replay(&self, filter: &DeadFilter, after: i64, max: usize) -> Result<(u64, i64), StoreError> {
+        let replay = async {
+            let mut transaction = self.transaction().await?;
+            let mut after = after;
+            loop {
+                let replayable = bind_filter(sqlx::query(self.sql(&replayable(filter))), filter);
+                let rows = replayable.bind(after).bind(limit(max)).fetch_all(&mut *transaction).await?;
+                let rows = rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<i64>, _>>()?;
+                let Some(last) = rows.last() else {
+                    return Ok((0, after));
+                };
+                after = *last;
+                let replay = sqlx::query(self.sql(REPLAY)).bind(list(&rows)).execute(&mut *transaction).await?;
+                // If another operator was quicker with all of them, there may still be others.
+                if replay.rows_affected() > 0 {
+                    transaction.commit().await?;
+                    return Ok((replay.rows_affected(), after));
+                }
+            }
+        };
+        doing("replay dead events of the outbox", replay).await
+    }
+
+    async fn discard(&self, event_id: &str) -> Result<bool, StoreError> {
+        let discard = async {
+            let mut transaction = self.transaction().await?;
+            let dead = sqlx::query_scalar(self.sql(DISCARDABLE)).bind(event_id).fetch_optional(&mut *transaction);
+            let dead: Vec<i64> = dead.await?.into_iter().collect();
+            let locked = sqlx::query_scalar(self.sql(LOCK_DEAD)).bind(list(&dead)).fetch_all(&mut *transaction).await?;
+            self.delete(&mut transaction, &locked, true).await?;
+            transaction.commit().await?;
+            Ok(!locked.is_empty())
+        };
+        doing("discard a dead event of the outbox", discard).await
+    }
+
+    async fn purge(&self, which: Purge, older_than: Duration, max: usize) -> Result<u64, StoreError> {
+        let purge = async {
+            let mut transaction = self.transaction().await?;
+            let age = micros(older_than);
+            let purgeable = sqlx::query(self.sql(&purgeable(which))).bind(age).bind(age).bind(age).bind(limit(max));
+            let mut old: Vec<i64> = Vec::new();
+            for row in purgeable.fetch_all(&mut *transaction).await? {
+                if row.try_get(1)? {
+                    break;
+                }
+                old.push(row.try_get(0)?);
+            }
+            let locked = sqlx::query_scalar(self.sql(deletable(which))).bind(list(&old)).fetch_all(&mut *transaction);
+            let locked = locked.await?;
+            self.delete(&mut transaction, &locked, which != Purge::Done).await?;
+            transaction.commit().await?;
+            Ok(locked.len() as u64)
+        };
+        doing("purge the outbox", purge).await
+    }
+
+    async fn oldest_due(&self) -> Result<Option<Duration>, StoreError> {
+        let look = async {
+            let row = sqlx::query(self.sql(OLDEST_DUE)).fetch_optional(&self.pool).await?;
+            Ok(row.map(|row| row.try_get(0).map(span)).transpose()?)
+        };
+        doing("look at the head of the outbox", look).await
+    }
+
+    async fn oldest_due_by_type(&self) -> Result<Vec<(String, Duration)>, StoreError> {
+        let look = async {
+            let mut transaction = self.transaction().await?;
+            let types = self.oldest_due_of_types(&mut transaction).await?;
+            transaction.commit().await?;
+            Ok(types)
+        };
+        doing("look at the head of the outbox", look).await
+    }
+}
+
 impl OutboxStore {
-    pub(super) async fn find_row(&self, event_id: &str) -> Result<Option<OutboxRow>, sqlx::Error> {
-        let found = sqlx::query(self.sql(&find())).bind(event_id).fetch_optional(&self.pool).await?;
-        found.map(|found| row(&found)).transpose()
-    }
-
-    pub(super) async fn list_dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<OutboxRow>, sqlx::Error> {
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let list = bind_filter(sqlx::query(self.sql(&dead(filter))), filter);
-        let rows = list.bind(limit).fetch_all(&self.pool).await?;
-        rows.iter().map(row).collect()
-    }
-
-    pub(super) async fn count_dead_rows(&self, filter: &DeadFilter) -> Result<u64, sqlx::Error> {
-        let count = bind_filter(sqlx::query(self.sql(&count(filter))), filter);
-        let row = count.fetch_one(&self.pool).await?;
-        Ok(row.try_get::<i64, _>(0)?.max(0) as u64)
-    }
-
-    pub(super) async fn replay_dead(
-        &self,
-        filter: &DeadFilter,
-        after: i64,
-        limit: usize,
-    ) -> Result<(u64, i64), sqlx::Error> {
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let mut transaction = self.transaction().await?;
-        let mut after = after;
-        loop {
-            let replayable = bind_filter(sqlx::query(self.sql(&replayable(filter))), filter).bind(after).bind(limit);
-            let rows = replayable.fetch_all(&mut *transaction).await?;
-            let rows = rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<i64>, _>>()?;
-            let Some(last) = rows.last() else {
-                return Ok((0, after));
-            };
-            after = *last;
-            let replay = sqlx::query(self.sql(REPLAY)).bind(list(&rows)).execute(&mut *transaction).await?;
-            // Where somebody else was quicker with all of them, there may still be others.
-            if replay.rows_affected() > 0 {
-                transaction.commit().await?;
-                return Ok((replay.rows_affected(), after));
-            }
-        }
-    }
-
-    pub(super) async fn discard_dead(&self, event_id: &str) -> Result<bool, sqlx::Error> {
-        let mut transaction = self.transaction().await?;
-        let dead = sqlx::query_scalar(self.sql(DISCARDABLE)).bind(event_id).fetch_optional(&mut *transaction).await?;
-        let dead: Vec<i64> = dead.into_iter().collect();
-        let locked = sqlx::query_scalar(self.sql(LOCK_DEAD)).bind(list(&dead)).fetch_all(&mut *transaction).await?;
-        self.delete(&mut transaction, &locked, true).await?;
-        transaction.commit().await?;
-        Ok(!locked.is_empty())
-    }
-
-    pub(super) async fn purge_rows(&self, which: Purge, age: Duration, limit: usize) -> Result<u64, sqlx::Error> {
-        let mut transaction = self.transaction().await?;
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let age = micros(age);
-        let purgeable = sqlx::query(self.sql(&purgeable(which))).bind(age).bind(age).bind(age).bind(limit);
-        let mut old: Vec<i64> = Vec::new();
-        for row in purgeable.fetch_all(&mut *transaction).await? {
-            if row.try_get(1)? {
-                break;
-            }
-            old.push(row.try_get(0)?);
-        }
-        let locked = sqlx::query_scalar(self.sql(deletable(which))).bind(list(&old)).fetch_all(&mut *transaction);
-        let locked = locked.await?;
-        self.delete(&mut transaction, &locked, which != Purge::Done).await?;
-        transaction.commit().await?;
-        Ok(locked.len() as u64)
-    }
-
     /// Deletes rows that this transaction has locked.
     async fn delete(
         &self,
@@ -179,14 +213,9 @@ impl OutboxStore {
         }
         sqlx::query(self.sql(DELETE)).bind(list(rows)).execute(transaction).await.map(|_| ())
     }
-
-    pub(super) async fn age_of_oldest_due(&self) -> Result<Option<Duration>, sqlx::Error> {
-        let row = sqlx::query(self.sql(OLDEST_DUE)).fetch_optional(&self.pool).await?;
-        row.map(|row| row.try_get(0).map(span)).transpose()
-    }
 }
 
-/// What [`filter`] wants.
+/// The binds of [`filter`].
 fn bind_filter<'q>(
     mut query: Query<'q, MySql, MySqlArguments>,
     filter: &'q DeadFilter,

@@ -1,12 +1,14 @@
 use std::time::Duration;
 
-use posthaste_core::outbox::{DeadHead, Owner, Reader, Registration, lease_millis, recorded_lease};
+use async_trait::async_trait;
+use posthaste_core::StoreError;
+use posthaste_core::outbox::{DeadHead, Owner, OwnershipStore, Reader, Registration, lease_millis, recorded_lease};
 use sqlx::Row;
 use sqlx::mysql::MySqlRow;
 
 use super::{BEGIN_OWN, OutboxStore};
 use crate::mysql::clock::{micros, span};
-use crate::session::Failed;
+use crate::mysql::errors::doing;
 
 /// The first process records everything, a later one what the record lacks. Binds: the reader, the mode, the lease in
 /// milliseconds, the rule for what is behind a dead event.
@@ -22,41 +24,51 @@ const REGISTERED: &str = "SELECT reader, mode, lease_ms, dead_head FROM {table}_
 ///
 /// An ownership that ends later than a lease is long was taken before the clock was set back: nobody can tell when it ends,
 /// so it has ended.
-const TAKE: &str = "UPDATE {table}_owner
+const ACQUIRE: &str = "UPDATE {table}_owner
      SET generation = generation + IF(owner <=> ?, 0, 1), owner = ?, leased_until = {now} + INTERVAL ? MICROSECOND
      WHERE owner IS NULL OR owner = ? OR leased_until <= {now} OR leased_until > {now} + INTERVAL ? MICROSECOND";
 
 /// Binds: the owner.
-const TAKEN: &str =
+const ACQUIRED: &str =
     "SELECT owner <=> ?, generation, TIMESTAMPDIFF(MICROSECOND, {now}, leased_until) FROM {table}_owner";
 
-const GIVE_UP: &str = "UPDATE {table}_owner SET owner = NULL, leased_until = {now} WHERE owner = ?";
+const RELEASE: &str = "UPDATE {table}_owner SET owner = NULL, leased_until = {now} WHERE owner = ?";
 
-impl OutboxStore {
-    pub(super) async fn register_reader(&self, reader: Reader, lease: Duration) -> Result<Registration, sqlx::Error> {
-        let register = sqlx::query(self.sql(REGISTER)).bind(reader.word()).bind(self.mode.word());
-        let register = register.bind(lease_millis(lease)).bind(self.mode.dead_head().map(DeadHead::word));
-        register.execute(&self.pool).await?;
-        registration(&sqlx::query(self.sql(REGISTERED)).fetch_one(&self.pool).await?)
-    }
-
-    pub(super) async fn take_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, Failed> {
-        let mut work = self.renewals.begin(BEGIN_OWN).await?;
-        let take = sqlx::query(self.sql(TAKE)).bind(owner).bind(owner).bind(micros(lease)).bind(owner);
-        take.bind(micros(lease + lease / 10)).execute(&mut *work).await?;
-        let row = sqlx::query(self.sql(TAKEN)).bind(owner).fetch_one(&mut *work).await?;
-        let taken = match row.try_get(0)? {
-            true => Owner::Us { generation: row.try_get(1)? },
-            false => Owner::Other { remaining: span(row.try_get(2)?) },
+#[async_trait]
+impl OwnershipStore for OutboxStore {
+    async fn register(&self, reader: Reader, lease: Duration) -> Result<Registration, StoreError> {
+        let register = async {
+            let register = sqlx::query(self.sql(REGISTER)).bind(reader.word()).bind(self.mode.word());
+            let register = register.bind(lease_millis(lease)).bind(self.mode.dead_head().map(DeadHead::word));
+            register.execute(&self.pool).await?;
+            Ok(registration(&sqlx::query(self.sql(REGISTERED)).fetch_one(&self.pool).await?)?)
         };
-        work.commit().await?;
-        Ok(taken)
+        doing("open the outbox", register).await
     }
 
-    pub(super) async fn end_ownership(&self, owner: &str) -> Result<(), Failed> {
-        let mut work = self.renewals.begin(BEGIN_OWN).await?;
-        sqlx::query(self.sql(GIVE_UP)).bind(owner).execute(&mut *work).await?;
-        work.commit().await
+    async fn acquire_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
+        let acquire = async {
+            let mut work = self.renewals.begin(BEGIN_OWN).await?;
+            let acquire = sqlx::query(self.sql(ACQUIRE)).bind(owner).bind(owner).bind(micros(lease)).bind(owner);
+            acquire.bind(micros(lease + lease / 10)).execute(&mut *work).await?;
+            let row = sqlx::query(self.sql(ACQUIRED)).bind(owner).fetch_one(&mut *work).await?;
+            let owner = match row.try_get(0)? {
+                true => Owner::Us { generation: row.try_get(1)? },
+                false => Owner::Other { remaining: span(row.try_get(2)?) },
+            };
+            work.commit().await?;
+            Ok(owner)
+        };
+        doing("acquire the ownership of the outbox", acquire).await
+    }
+
+    async fn release_ownership(&self, owner: &str) -> Result<(), StoreError> {
+        let release = async {
+            let mut work = self.renewals.begin(BEGIN_OWN).await?;
+            sqlx::query(self.sql(RELEASE)).bind(owner).execute(&mut *work).await?;
+            work.commit().await
+        };
+        doing("release the ownership of the outbox", release).await
     }
 }
 

@@ -1,21 +1,22 @@
 use std::collections::HashSet;
 
-use posthaste_core::outbox::{RowUpdate, SettledRows, DeadHead, Mode, OutboxStatus};
+use async_trait::async_trait;
+use posthaste_core::StoreError;
+use posthaste_core::outbox::{Mode, OutboxStatus, RowUpdate, SettleStore, SettledRows, unblock_limit};
 use serde_json::json;
 use sqlx::MySqlConnection;
 
 use super::claim::{LOCK_BLOCKED, BLOCKED, UNBLOCK};
 use super::{BEGIN_OWN, OutboxStore, list};
 use crate::mysql::clock::micros;
-use crate::mysql::errors::is_lock_timeout;
-use crate::outbox::unblocked;
+use crate::mysql::errors::{doing, is_lock_timeout};
+use crate::outbox::limit;
 use crate::session::Failed;
 
-/// Which rows may be changed: pending ones whose claim still stands. Binds: the fences of all of them, which are ids of
-/// ours and hold no comma.
+/// Which rows may be updated: pending rows that one of the fencing tokens still holds. Binds: the tokens, which contain no
+/// comma.
 ///
-/// That a row could be held by another claim among them than its own is excluded by the table of what this process
-/// holds, which names each row under its present claim only.
+/// A row cannot be held by the token of another claim among them: this process settles a row only under its current claim.
 fn fence(mode: Mode) -> &'static str {
     match mode.leases_rows() {
         true => "pending = 1 AND FIND_IN_SET(locked_by, ?)",
@@ -27,22 +28,22 @@ fn fence(mode: Mode) -> &'static str {
 }
 
 /// Those of the rows that may be changed, whoever has locked them. Binds: the rows, the fences.
-pub(super) fn standing(mode: Mode) -> String {
+pub(super) fn still_held(mode: Mode) -> String {
     format!("SELECT seq FROM {{rows}} WHERE {}", fence(mode))
 }
 
 /// Locks those of the rows that may be changed and that no other transaction has locked. Binds: the rows, the fences.
-pub(super) fn lock_standing(mode: Mode) -> String {
-    format!("{} FOR UPDATE SKIP LOCKED", standing(mode))
+pub(super) fn lock_held(mode: Mode) -> String {
+    format!("{} FOR UPDATE SKIP LOCKED", still_held(mode))
 }
 
 /// The same, and waits a moment for rows that another transaction has locked. Binds: the rows, the fences.
-pub(super) fn wait_for_standing(mode: Mode) -> String {
-    format!("{} FOR UPDATE", standing(mode))
+pub(super) fn wait_for_held(mode: Mode) -> String {
+    format!("{} FOR UPDATE", still_held(mode))
 }
 
 /// The usual case. Binds: the rows, the fences.
-pub(super) fn done(mode: Mode) -> String {
+pub(super) fn mark_done(mode: Mode) -> String {
     format!(
         "UPDATE {{rows}} SET status = 1, done_at = {{now}}, locked_by = NULL, locked_at = NULL WHERE {}",
         fence(mode)
@@ -53,7 +54,7 @@ pub(super) fn done(mode: Mode) -> String {
 /// the attempts, the wait in microseconds, the error), the fences.
 ///
 /// No assignment reads what another assigns: in which order they are carried out is the server's.
-pub(super) fn change(mode: Mode) -> String {
+pub(super) fn update(mode: Mode) -> String {
     format!(
         "UPDATE JSON_TABLE(?, '$[*]' COLUMNS (
              id BIGINT PATH '$[0]', becomes TINYINT PATH '$[1]', tried BIGINT PATH '$[2]', wait BIGINT PATH '$[3]',
@@ -72,96 +73,111 @@ pub(super) fn change(mode: Mode) -> String {
     )
 }
 
-impl OutboxStore {
-    pub(super) async fn change(&self, fencing_tokens: &[String], changes: &[RowUpdate]) -> Result<SettledRows, Failed> {
-        if !matches!(self.mode, Mode::Ordered(_)) {
-            match self.change_all(fencing_tokens, changes).await {
-                Ok(Some(changed)) => return Ok(changed),
-                // Nobody tells which rows were changed or are locked: those that may be changed are locked first.
-                Ok(None) => {}
-                Err(Failed::Statement(error)) if is_lock_timeout(&error) => {}
-                Err(failed) => return Err(failed),
+#[async_trait]
+impl SettleStore for OutboxStore {
+    async fn settle(&self, fencing_tokens: &[String], updates: &[RowUpdate]) -> Result<SettledRows, StoreError> {
+        let settle = async {
+            if !matches!(self.mode, Mode::Ordered(_)) {
+                match self.settle_all(fencing_tokens, updates).await {
+                    Ok(Some(settled)) => return Ok(settled),
+                    // MySQL does not say which rows were updated or are locked: those that may be updated are locked first.
+                    Ok(None) => {}
+                    Err(Failed::Statement(error)) if is_lock_timeout(&error) => {}
+                    Err(failed) => return Err(failed),
+                }
             }
-        }
-        let mut rows: Vec<i64> = changes.iter().map(|change| change.seq).collect();
+            self.settle_held(fencing_tokens, updates).await
+        };
+        doing("settle in the outbox", settle).await
+    }
+}
+
+impl OutboxStore {
+    /// Locks the rows that the tokens still hold, and updates those.
+    async fn settle_held(&self, fencing_tokens: &[String], updates: &[RowUpdate]) -> Result<SettledRows, Failed> {
+        let mut rows: Vec<i64> = updates.iter().map(|update| update.seq).collect();
         let mut work = self.settlements.begin(BEGIN_OWN).await?;
-        let ours: HashSet<i64> = self.wait_for_standing(&mut work, fencing_tokens, &rows).await?.into_iter().collect();
-        let changes: Vec<RowUpdate> = changes.iter().filter(|change| ours.contains(&change.seq)).cloned().collect();
-        if !changes.is_empty() {
-            self.change_rows(&mut work, fencing_tokens, &changes).await?;
+        let applied: HashSet<i64> = self.wait_for_held(&mut work, fencing_tokens, &rows).await?.into_iter().collect();
+        let updates: Vec<RowUpdate> = updates.iter().filter(|update| applied.contains(&update.seq)).cloned().collect();
+        if !updates.is_empty() {
+            self.update_rows(&mut work, fencing_tokens, &updates).await?;
         }
-        rows.retain(|seq| !ours.contains(seq));
+        rows.retain(|seq| !applied.contains(seq));
         let mut locked = HashSet::new();
         if !rows.is_empty() {
-            let held = sqlx::query_scalar(self.sql(&standing(self.mode))).bind(list(&rows)).bind(fencing_tokens.join(","));
+            let held = sqlx::query_scalar(self.sql(&still_held(self.mode)));
+            let held = held.bind(list(&rows)).bind(fencing_tokens.join(","));
             locked = held.fetch_all(&mut *work).await?.into_iter().collect();
         }
         if matches!(self.mode, Mode::Ordered(_)) {
-            let passed = changes.iter().filter(|change| match change.status {
-                OutboxStatus::Done => true,
-                OutboxStatus::Dead => self.mode == Mode::Ordered(DeadHead::Skip),
-                OutboxStatus::New | OutboxStatus::Retry => false,
-            });
-            let passed: Vec<i64> = passed.map(|change| change.seq).collect();
-            // A statement of its own, which sees what was blocked until those rows could be changed.
-            self.unblock_behind(&mut work, &passed).await?;
+            let finished = updates.iter().filter(|update| self.mode.is_finished(update.status));
+            let finished: Vec<i64> = finished.map(|update| update.seq).collect();
+            // A statement of its own: it sees the rows that were blocked until these rows could be updated.
+            self.unblock_behind(&mut work, &finished).await?;
         }
         work.commit().await?;
-        Ok(SettledRows { rows: ours, locked })
+        Ok(SettledRows { applied, locked })
     }
 
     /// The usual case: all of them are ours and nobody has locked one. Else nothing is changed.
-    async fn change_all(&self, fencing_tokens: &[String], changes: &[RowUpdate]) -> Result<Option<SettledRows>, Failed> {
+    async fn settle_all(
+        &self,
+        fencing_tokens: &[String],
+        updates: &[RowUpdate],
+    ) -> Result<Option<SettledRows>, Failed> {
         let mut work = self.settlements.begin(BEGIN_OWN).await?;
-        let changed = self.change_rows(&mut work, fencing_tokens, changes).await?;
-        if changed != changes.len() as u64 {
+        let updated = self.update_rows(&mut work, fencing_tokens, updates).await?;
+        if updated != updates.len() as u64 {
             sqlx::raw_sql("ROLLBACK").execute(&mut *work).await?;
             work.commit().await?;
             return Ok(None);
         }
         work.commit().await?;
-        Ok(Some(SettledRows { rows: changes.iter().map(|change| change.seq).collect(), locked: HashSet::new() }))
+        Ok(Some(SettledRows {
+            applied: updates.iter().map(|update| update.seq).collect(),
+            locked: HashSet::new(),
+        }))
     }
 
     /// Answers with how many rows there were to change, also where they are as before.
-    async fn change_rows(
+    async fn update_rows(
         &self,
         connection: &mut MySqlConnection,
         fencing_tokens: &[String],
-        changes: &[RowUpdate],
+        updates: &[RowUpdate],
     ) -> Result<u64, sqlx::Error> {
-        let all_done = changes.iter().all(|change| change.status == OutboxStatus::Done);
-        let (sql, changes) = match all_done {
-            true => (done(self.mode), list(&changes.iter().map(|change| change.seq).collect::<Vec<_>>())),
-            false => (change(self.mode), bound_changes(changes)),
+        let all_done = updates.iter().all(|update| update.status == OutboxStatus::Done);
+        let (sql, updates) = match all_done {
+            true => (mark_done(self.mode), list(&updates.iter().map(|update| update.seq).collect::<Vec<_>>())),
+            false => (update(self.mode), bound_updates(updates)),
         };
-        let changed = sqlx::query(self.sql(&sql)).bind(changes).bind(fencing_tokens.join(",")).execute(connection).await?;
-        Ok(changed.rows_affected())
+        let updated = sqlx::query(self.sql(&sql)).bind(updates).bind(fencing_tokens.join(",")).execute(connection).await?;
+        Ok(updated.rows_affected())
     }
 
     /// Whoever checks whether a row is unfinished has it locked for a moment, so rows that are locked are waited for. Only
     /// what somebody has for longer is passed by.
-    async fn wait_for_standing(
+    async fn wait_for_held(
         &self,
         connection: &mut MySqlConnection,
         fencing_tokens: &[String],
         rows: &[i64],
     ) -> Result<Vec<i64>, sqlx::Error> {
-        let wait = sqlx::query_scalar(self.sql(&wait_for_standing(self.mode))).bind(list(rows)).bind(fencing_tokens.join(","));
+        let wait = sqlx::query_scalar(self.sql(&wait_for_held(self.mode))).bind(list(rows)).bind(fencing_tokens.join(","));
         match wait.fetch_all(&mut *connection).await {
-            Err(error) if is_lock_timeout(&error) => self.lock_standing(connection, fencing_tokens, rows).await,
+            Err(error) if is_lock_timeout(&error) => self.lock_held(connection, fencing_tokens, rows).await,
             locked => locked,
         }
     }
 
     /// Locks those of the rows whose fence stands and that no other transaction has locked.
-    pub(super) async fn lock_standing(
+    pub(super) async fn lock_held(
         &self,
         connection: &mut MySqlConnection,
         fencing_tokens: &[String],
         rows: &[i64],
     ) -> Result<Vec<i64>, sqlx::Error> {
-        let claim_id = sqlx::query_scalar(self.sql(&lock_standing(self.mode))).bind(list(rows)).bind(fencing_tokens.join(","));
+        let claim_id = sqlx::query_scalar(self.sql(&lock_held(self.mode))).bind(list(rows)).bind(fencing_tokens.join(","));
         claim_id.fetch_all(connection).await
     }
 
@@ -177,7 +193,7 @@ impl OutboxStore {
         }
         // Rows of one key are seldom finished together, so each is taken for a key of its own.
         let blocked =
-            sqlx::query_scalar(self.sql(BLOCKED)).bind(list(finished)).bind(unblocked(finished.len()) as i64 - 1);
+            sqlx::query_scalar(self.sql(BLOCKED)).bind(list(finished)).bind(limit(unblock_limit(finished.len())) - 1);
         let blocked = blocked.fetch_all(&mut *connection).await?;
         self.unblock(connection, blocked).await
     }
@@ -207,11 +223,11 @@ impl OutboxStore {
     }
 }
 
-/// As [`change`] reads them.
-fn bound_changes(changes: &[RowUpdate]) -> String {
-    let changes = changes.iter().map(|change| {
-        let RowUpdate { seq, status, attempts, wait, error } = change;
+/// As [`update`] reads them.
+fn bound_updates(updates: &[RowUpdate]) -> String {
+    let updates = updates.iter().map(|update| {
+        let RowUpdate { seq, status, attempts, wait, error } = update;
         json!([seq, status.code(), attempts, wait.map(micros), error])
     });
-    json!(changes.collect::<Vec<_>>()).to_string()
+    json!(updates.collect::<Vec<_>>()).to_string()
 }

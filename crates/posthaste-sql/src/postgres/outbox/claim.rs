@@ -1,29 +1,24 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
+use posthaste_core::StoreError;
 use posthaste_core::outbox::{
-    Selection, DEAD_AFTER_LOSSES, DeadHead, MAX_CLAIM_BYTES, Candidate, Mode, ClaimedRow, Position, STARTED, SUSPECT_GROUP, ClaimedRows,
-    ClaimRequest, select_runs,
+    Candidate, ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadHead, MAX_CLAIM_BYTES, Mode, Position, Selection,
+    select,
 };
-use sqlx::postgres::PgRow;
-use sqlx::{AssertSqlSafe, PgConnection, Row};
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::query::Query;
+use sqlx::{AssertSqlSafe, PgConnection, Postgres, Row};
 
 use super::rows::{DUE_COLUMNS, Due, EVENT_COLUMNS, due, key, position};
 use super::settle::{CHANGE, Locked};
 use super::{OutboxStore, fill};
-use crate::outbox::{SOONEST_TAKEOVER, SWEEP_BATCH, key_of};
+use crate::outbox::{SOONEST_TAKEOVER, key_of, limit};
 use crate::postgres::clock::{earliest, micros, span};
+use crate::postgres::errors::doing;
 use crate::session::Failed;
-
-/// How many leases a free row has lost, with the one that is taken over now. After the first, only a lease under which its
-/// delivery had started counts.
-fn losses() -> String {
-    format!(
-        "lease_losses + (locked_at IS NOT NULL AND (lease_losses = 0 OR right(locked_by, {}) = '{STARTED}'))::integer",
-        STARTED.len()
-    )
-}
 
 /// Begins a transaction in which pending rows are read by their index, in its order.
 ///
@@ -66,86 +61,98 @@ pub(super) fn pending(of_one_type: bool) -> String {
     )
 }
 
-/// LeaseSet what is due, and answers in no order. Binds: as [`pending`] up to the age, the lease in microseconds, whether a
-/// suspect may be claimed, the lock, the event type.
+/// Leases due rows that never lost a lease, if the first due row is one of those, and returns them in no order: the usual
+/// claim of multi-node mode in one statement. Binds: as [`pending`] up to the age, the lease in microseconds, whether suspects
+/// are allowed, the claim id, the event type.
 ///
-/// A suspect is a row of which a lease was lost before or is lost now. When the first row in the order is one, only suspects
-/// are claimed: those that lost one lease in a group, any other alone. One that lost too many goes dead instead and is
-/// answered as such.
-pub(super) fn lease(of_one_type: bool) -> String {
+/// It returns nothing when the first due row is a suspect. Then [`candidates`] are selected one step after the other.
+pub(super) fn lease_due(of_one_type: bool) -> String {
     let (due, order) = due_rows(of_one_type.then_some("$9"));
     format!(
         "WITH due AS MATERIALIZED (
-             SELECT seq, available_at, {losses} AS losses,
+             SELECT seq, available_at, locked_at IS NOT NULL OR lease_losses > 0 AS is_suspect,
                  coalesce(octet_length(payload), octet_length(payload_bytes)) AS bytes
              FROM {{table}}
              WHERE {due} AND {FREE} AND seq NOT IN (SELECT unnest($1::bigint[]))
              ORDER BY {order} LIMIT $2
              FOR UPDATE SKIP LOCKED
          ), measured AS (
-             SELECT seq, losses, first_value(losses) OVER in_order AS first_losses,
-                 row_number() OVER in_order AS place, sum(bytes) OVER in_order - bytes AS before,
-                 count(*) FILTER (WHERE losses = 1) OVER in_order AS place_in_group
+             SELECT seq, is_suspect, first_value(is_suspect) OVER in_order AS starts_with_suspect,
+                 sum(bytes) OVER in_order - bytes AS before
              FROM due WINDOW in_order AS (ORDER BY available_at, seq ROWS UNBOUNDED PRECEDING)
          )
-         UPDATE {{table}} SET {lease}
+         UPDATE {{table}} SET locked_by = $8, locked_at = {{now}}
          WHERE seq = ANY (ARRAY(
-             SELECT seq FROM measured
-             WHERE CASE
-                 WHEN first_losses = 0 THEN losses = 0 AND before < {MAX_CLAIM_BYTES}
-                 WHEN first_losses = 1
-                     THEN losses = 1 AND place_in_group <= {SUSPECT_GROUP} AND before < {MAX_CLAIM_BYTES}
-                 ELSE place = 1 END))
-         RETURNING {EVENT_COLUMNS}, {DUE_COLUMNS}",
-        losses = losses(),
-        lease = leased("$8")
+             SELECT seq FROM measured WHERE NOT starts_with_suspect AND NOT is_suspect AND before < {MAX_CLAIM_BYTES}))
+         RETURNING {EVENT_COLUMNS}, {DUE_COLUMNS}"
     )
 }
 
-/// Meets what is due, in order and with what each row has to wait for. Binds: as [`lease`] up to the suspects.
+/// Reads and locks due rows, in order; in ordered mode, with the row that each has to wait for. Binds: as [`pending`] up to
+/// the age, the lease in microseconds, whether suspects are allowed, the event type.
 ///
-/// Who stands before a row is read as it was when the statement began: a row that has been finished since is waited for
-/// a moment longer, and none is passed.
-pub(super) fn meet() -> String {
-    let (due, order) = due_rows(None);
-    format!(
-        "SELECT seq, available_at, {losses},
-             coalesce(octet_length(payload), octet_length(payload_bytes)), aggregate_type, aggregate_id,
-             CASE WHEN aggregate_id IS NOT NULL THEN (
-                 SELECT before.seq FROM {{table}} AS before
+/// A predecessor is read as it was when the statement began. A row that has been finished since is waited for a moment
+/// longer; none is overtaken.
+pub(super) fn candidates(mode: Mode, of_one_type: bool) -> String {
+    let (due, order) = due_rows(of_one_type.then_some("$8"));
+    let (unblocked, predecessor) = match mode {
+        Mode::Ordered(_) => (
+            "AND NOT blocked",
+            "CASE WHEN aggregate_id IS NOT NULL THEN (
+                 SELECT before.seq FROM {table} AS before
                  WHERE before.aggregate_type = row.aggregate_type AND before.aggregate_id = row.aggregate_id
-                   AND before.{{unfinished}} AND before.seq < row.seq
-                 ORDER BY before.aggregate_type DESC, before.aggregate_id DESC, before.seq DESC LIMIT 1) END
+                   AND before.{unfinished} AND before.seq < row.seq
+                 ORDER BY before.aggregate_type DESC, before.aggregate_id DESC, before.seq DESC LIMIT 1) END",
+        ),
+        _ => ("", "NULL::bigint"),
+    };
+    format!(
+        "SELECT seq, available_at, locked_by, lease_losses,
+             coalesce(octet_length(payload), octet_length(payload_bytes)), aggregate_type, aggregate_id, {predecessor}
          FROM {{table}} AS row
-         WHERE {due} AND NOT blocked AND {FREE} AND seq NOT IN (SELECT unnest($1::bigint[]))
+         WHERE {due} {unblocked} AND {FREE} AND seq NOT IN (SELECT unnest($1::bigint[]))
          ORDER BY {order} LIMIT $2
-         FOR UPDATE OF row SKIP LOCKED",
-        losses = losses()
+         FOR UPDATE OF row SKIP LOCKED"
     )
 }
 
-/// LeaseSet rows that were met, and answers in no order. Binds: the rows, the lock.
-pub(super) fn lease_met() -> String {
-    format!("UPDATE {{table}} SET {} WHERE seq = ANY ($1) RETURNING {EVENT_COLUMNS}, {DUE_COLUMNS}", leased("$2"))
+/// Leases rows that this transaction has locked, and returns them in no order. Binds: the rows, the claim id, what their
+/// `lease_losses` becomes.
+pub(super) fn lease_rows() -> String {
+    format!(
+        "UPDATE {{table}} SET locked_by = $2, locked_at = {{now}}, lease_losses = $3 WHERE seq = ANY ($1)
+         RETURNING {EVENT_COLUMNS}, {DUE_COLUMNS}"
+    )
 }
 
-/// Blocks rows that were met, behind others that are unfinished. Binds: the rows.
+/// A row that lost too many leases. Binds: the row, the error, its `lease_losses`.
+fn mark_dead() -> String {
+    format!(
+        "UPDATE {{table}} SET status = 3, done_at = {{now}}, last_error = $2, lease_losses = $3, locked_by = NULL,
+             locked_at = NULL
+         WHERE seq = $1
+         RETURNING {EVENT_COLUMNS}, {DUE_COLUMNS}"
+    )
+}
+
+/// Blocks rows that this transaction has locked, behind others that are unfinished. Binds: the rows.
 pub(super) const BLOCK: &str = "UPDATE {table} SET blocked = true WHERE seq = ANY ($1)";
 
-/// Which of these rows are unfinished and not about to be finished: nobody has locked them. Whoever finishes one of them
-/// later sees what is blocked behind it by now. `{rows}` is a list of numbers.
+/// Which of these rows are unfinished and not about to be finished, because no transaction has locked them. Whoever finishes
+/// one of them later sees the rows that are blocked behind it by now. `{rows}` is a list of numbers.
 ///
-/// One message for all of it: the locks are gone when the server has carried it out, however long this process takes to
-/// read the answer. No lock of ours may stand on rows that others have claimed.
-const PREDECESSORS: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+/// It is one message to the server: the locks are gone when the server has carried it out, however long this process takes
+/// to read the answer. No lock of ours may stay on rows that other processes have claimed.
+const UNLOCKED_PREDECESSORS: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
      SET LOCAL enable_seqscan = off; SET LOCAL jit = off;
-     SELECT seq FROM {table} WHERE seq = ANY ('{{rows}}'::bigint[]) AND {standing} FOR SHARE SKIP LOCKED;
+     SELECT seq FROM {table} WHERE seq = ANY ('{{rows}}'::bigint[]) AND {unfinished_by_number} FOR SHARE SKIP LOCKED;
      COMMIT";
 
-/// Unblocks the first rows of keys, so that they are met again. Binds: the aggregate types, the aggregate ids, how many.
+/// Unblocks the first rows of keys, so that claims read them again. Binds: the aggregate types, the aggregate ids, how many
+/// rows of each key.
 ///
-/// Whoever checks whether a row is unfinished has it locked for a moment, so rows that are locked are waited for. Only what
-/// somebody has for longer is left to the sweep: a settlement must not fail for a row that is not its own.
+/// [`UNLOCKED_PREDECESSORS`] locks rows for a moment, so this waits for locked rows. A row that stays locked for longer is
+/// left to the sweep: a settlement must not fail for a row that is not its own.
 pub(super) fn unblock(locked: Locked) -> String {
     const BLOCKED: &str = "ARRAY(
          SELECT next.seq
@@ -164,8 +171,9 @@ pub(super) fn unblock(locked: Locked) -> String {
     }
 }
 
-/// Which of the next blocked rows wait for nobody. Binds: the row behind which to begin, the limit.
-pub(super) const ORPHANED: &str = "SELECT seq, NOT EXISTS (
+/// The next blocked rows, and which of them are orphans: no unfinished row of their key precedes them. Binds: the row after
+/// which to begin, the limit.
+pub(super) const BLOCKED_ROWS: &str = "SELECT seq, NOT EXISTS (
          SELECT 1 FROM {table} AS before
          WHERE before.aggregate_type = row.aggregate_type AND before.aggregate_id = row.aggregate_id
            AND before.{unfinished} AND before.seq < row.seq)
@@ -239,87 +247,140 @@ fn due_rows(event_type: Option<&str>) -> (String, &'static str) {
     }
 }
 
-/// What a lease changes in a row.
-fn leased(claim_id: &str) -> String {
-    let losses = losses();
-    let lost = format!("locked_at IS NOT NULL AND {losses} >= {DEAD_AFTER_LOSSES}");
-    format!(
-        "lease_losses = {losses},
-         status = CASE WHEN {lost} THEN 3 ELSE status END,
-         done_at = CASE WHEN {lost} THEN {{now}} END,
-         last_error = CASE WHEN {lost} THEN 'lease_lost: ' || {losses} || ' processes that claimed it did not settle it' ELSE last_error END,
-         locked_by = CASE WHEN {lost} THEN NULL ELSE {claim_id} END,
-         locked_at = CASE WHEN {lost} THEN NULL ELSE {{now}} END"
-    )
+#[async_trait]
+impl ClaimStore for OutboxStore {
+    async fn claim(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, StoreError> {
+        let claim = async {
+            match self.mode {
+                Mode::SingleNode | Mode::WriterOnly => self.read_due(request).await,
+                Mode::MultiNode => self.lease_due(request).await,
+                Mode::Ordered(_) => self.lease_runs(request).await,
+            }
+        };
+        doing("claim from the outbox", claim).await
+    }
+
+    async fn next_due(&self, request: &ClaimRequest<'_>) -> Result<Option<Duration>, StoreError> {
+        let next_due = async {
+            let mut scan = self.claims.begin(SCAN).await?;
+            let sql = self.sql(&next_due(self.mode, request.event_type.is_some()));
+            let mut query = sqlx::query(sql).bind(request.in_flight).bind(request.allow_suspects);
+            if let Some(event_type) = request.event_type {
+                query = query.bind(event_type);
+            }
+            if self.mode.leases_rows() {
+                query = query.bind(micros(request.lease));
+            }
+            let row = query.fetch_optional(&mut *scan).await?;
+            scan.commit().await?;
+            let wait: Option<i64> = row.map(|row| row.try_get(0)).transpose()?.flatten();
+            Ok(wait.map(span))
+        };
+        doing("claim from the outbox", next_due).await
+    }
+
+    async fn unblock_orphans(&self, after: Option<Position>, batch: usize) -> Result<Option<Position>, StoreError> {
+        let sweep = async {
+            let mut scan = self.claims.begin(SCAN).await?;
+            let after = after.map_or(i64::MIN, |after| after.seq);
+            let read = sqlx::query(self.sql(BLOCKED_ROWS)).bind(after).bind(limit(batch));
+            let rows = read.fetch_all(&mut *scan).await?;
+            scan.commit().await?;
+            let (mut last, mut orphans) = (None, Vec::new());
+            for row in &rows {
+                let seq: i64 = row.try_get(0)?;
+                last = Some(Position { due: 0, seq });
+                if row.try_get(1)? {
+                    orphans.push(seq);
+                }
+            }
+            self.unblock_rows(&orphans).await?;
+            Ok(last.filter(|_| rows.len() >= batch))
+        };
+        doing("sweep the blocked rows of the outbox", sweep).await
+    }
+
+    async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
+        let list = async {
+            let mut scan = self.claims.begin(SCAN).await?;
+            let types = sqlx::query_scalar(self.sql(PENDING_TYPES)).fetch_all(&mut *scan).await?;
+            scan.commit().await?;
+            Ok(types)
+        };
+        doing("list the pending event types of the outbox", list).await
+    }
 }
 
+type Bound<'q> = Query<'q, Postgres, PgArguments>;
+
 impl OutboxStore {
-    pub(super) async fn read_due(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
+    async fn read_due(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
         let mut scan = self.claims.begin(SCAN).await?;
-        let sql = self.sql(&pending(request.event_type.is_some()));
-        let (time, seq) = bound(request.after);
-        let query = sqlx::query(sql).bind(request.in_flight).bind(limit(request.limit)).bind(time).bind(seq);
-        let mut query = query.bind(micros(request.skip_recent));
+        let mut query = bind_due(sqlx::query(self.sql(&pending(request.event_type.is_some()))), request);
         if let Some(event_type) = request.event_type {
             query = query.bind(event_type);
         }
         let rows = query.fetch_all(&mut *scan).await?;
         scan.commit().await?;
-        Ok(taken(&rows)?)
+        Ok(claimed_rows(&rows)?)
     }
 
-    pub(super) async fn lease_due(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
+    async fn lease_due(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
         let mut scan = self.claims.begin(SCAN).await?;
-        let sql = self.sql(&lease(request.event_type.is_some()));
-        let (time, seq) = bound(request.after);
-        let query = sqlx::query(sql).bind(request.in_flight).bind(limit(request.limit)).bind(time).bind(seq);
-        let query = query.bind(micros(request.skip_recent)).bind(micros(request.lease)).bind(request.allow_suspects);
+        let query = bind_free(sqlx::query(self.sql(&lease_due(request.event_type.is_some()))), request);
         let mut query = query.bind(request.claim_id);
         if let Some(event_type) = request.event_type {
             query = query.bind(event_type);
         }
         let rows = query.fetch_all(&mut *scan).await?;
+        let mut claimed = claimed_rows(&rows)?;
+        if claimed.rows.is_empty() && request.allow_suspects {
+            // Nothing is due, or the first due row is a suspect.
+            let candidates = self.candidates(&mut scan, request).await?;
+            let selection = select(&candidates);
+            claimed.last = candidates.last().map(|last| last.position).filter(|_| !selection.is_cut);
+            claimed.more = selection.is_cut;
+            claimed.rows = self.carry_out(&mut scan, &selection, request.claim_id).await?;
+        }
         scan.commit().await?;
-        Ok(taken(&rows)?)
+        Ok(claimed)
     }
 
-    pub(super) async fn lease_runs(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
-        self.sweep_blocked().await?;
+    async fn lease_runs(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
         let mut scan = self.claims.begin(SCAN).await?;
-        let met = self.meet(&mut scan, request).await?;
-        let Selection { taken: chosen, blocked, is_cut } = select_runs(&met);
-        let rows = match chosen.is_empty() {
-            true => Vec::new(),
-            false => self.lease_chosen(&mut scan, &chosen, request.claim_id).await?,
-        };
+        let candidates = self.candidates(&mut scan, request).await?;
+        let selection = select(&candidates);
+        let rows = self.carry_out(&mut scan, &selection, request.claim_id).await?;
+        let blocked = &selection.blocked;
         if !blocked.is_empty() {
             let rows: Vec<i64> = blocked.iter().map(|(row, _)| *row).collect();
             sqlx::query(self.sql(BLOCK)).bind(rows).execute(&mut *scan).await?;
         }
         scan.commit().await?;
-        let is_full = met.len() >= request.limit;
-        // What was cut off stands among what was met: the next claim begins where this one did.
-        let last = met.last().map(|met| met.position).filter(|_| !is_cut);
-        // What is leased is ours, whatever becomes of this.
-        let is_held_up = self.check_blocked(&blocked).await.unwrap_or_else(|failed| {
-            tracing::warn!(table = %self.table, ?failed, "blocked rows are not checked: the next sweep finds those that wait for nobody");
+        let is_full = candidates.len() >= request.limit;
+        // What was cut off is among the candidates: the next claim begins where this one did.
+        let last = candidates.last().map(|last| last.position).filter(|_| !selection.is_cut);
+        // The rows are leased, whether or not this succeeds.
+        let waits_for_lock = self.check_blocked(blocked).await.unwrap_or_else(|failed| {
+            tracing::warn!(table = %self.table, ?failed, "failed to check blocked rows: the next sweep unblocks the orphans among them");
             false
         });
-        Ok(ClaimedRows { rows, more: is_full || is_cut, last, is_held_up })
+        Ok(ClaimedRows { rows, more: is_full || selection.is_cut, last, waits_for_lock })
     }
 
-    /// A row may have been finished while others were blocked behind it, and nobody would unblock those. Runs after they are
-    /// blocked for everybody to see, and unblocks those whose predecessor is finished or about to be; true if there are any.
+    /// A row may have been finished while others were being blocked behind it, and nobody would unblock those. This runs when
+    /// everybody can see that they are blocked, and unblocks those whose predecessor is finished or about to be. True if there
+    /// are any.
     async fn check_blocked(&self, blocked: &[(i64, i64)]) -> Result<bool, Failed> {
         if blocked.is_empty() {
             return Ok(false);
         }
         let predecessors: HashSet<i64> = blocked.iter().map(|(_, predecessor)| *predecessor).collect();
         let numbers: Vec<String> = predecessors.iter().map(i64::to_string).collect();
-        let sql = fill(PREDECESSORS, &self.table, self.mode).replace("{rows}", &numbers.join(","));
-        let waiting = self.claims.fetch(sqlx::raw_sql(AssertSqlSafe(sql))).await?;
-        let waiting = waiting.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<i64>, _>>()?;
-        let free = blocked.iter().filter(|(_, predecessor)| !waiting.contains(predecessor));
+        let sql = fill(UNLOCKED_PREDECESSORS, &self.table, self.mode).replace("{rows}", &numbers.join(","));
+        let unlocked = self.claims.fetch(sqlx::raw_sql(AssertSqlSafe(sql))).await?;
+        let unlocked = unlocked.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<i64>, _>>()?;
+        let free = blocked.iter().filter(|(_, predecessor)| !unlocked.contains(predecessor));
         let free: Vec<i64> = free.map(|(row, _)| *row).collect();
         self.unblock_rows(&free).await?;
         Ok(!free.is_empty())
@@ -334,109 +395,88 @@ impl OutboxStore {
         work.commit().await
     }
 
-    /// Looks at some of what is blocked, for rows that wait for nobody.
-    async fn sweep_blocked(&self) -> Result<(), Failed> {
-        let Some(after) = self.sweeper.next() else { return Ok(()) };
-        let mut scan = self.claims.begin(SCAN).await?;
-        let look = sqlx::query(self.sql(ORPHANED)).bind(after.seq).bind(limit(SWEEP_BATCH));
-        let rows = look.fetch_all(&mut *scan).await?;
-        scan.commit().await?;
-        let (mut last, mut orphaned) = (None, Vec::new());
-        for row in &rows {
-            let seq: i64 = row.try_get(0)?;
-            last = Some(Position { due: 0, seq });
-            if row.try_get(1)? {
-                orphaned.push(seq);
-            }
+    async fn candidates(
+        &self,
+        scan: &mut PgConnection,
+        request: &ClaimRequest<'_>,
+    ) -> Result<Vec<Candidate>, sqlx::Error> {
+        let sql = self.sql(&candidates(self.mode, request.event_type.is_some()));
+        let mut query = bind_free(sqlx::query(sql), request);
+        if let Some(event_type) = request.event_type {
+            query = query.bind(event_type);
         }
-        self.unblock_rows(&orphaned).await?;
-        self.sweeper.looked(rows.len(), last);
-        Ok(())
-    }
-
-    async fn meet(&self, scan: &mut PgConnection, request: &ClaimRequest<'_>) -> Result<Vec<Candidate>, sqlx::Error> {
-        let (time, seq) = bound(request.after);
-        let query = sqlx::query(self.sql(&meet())).bind(request.in_flight).bind(limit(request.limit)).bind(time).bind(seq);
-        let query = query.bind(micros(request.skip_recent)).bind(micros(request.lease)).bind(request.allow_suspects);
         let rows = query.fetch_all(scan).await?;
+        let is_ordered = matches!(self.mode, Mode::Ordered(_));
         let read = |row: &PgRow| {
             Ok(Candidate {
                 position: position(row.try_get(1)?, row.try_get(0)?),
-                losses: row.try_get::<i32, _>(2)?.max(0) as u32,
-                bytes: row.try_get::<i32, _>(3)?.max(0) as usize,
-                key: key_of(row.try_get(4)?, row.try_get(5)?),
-                predecessor: row.try_get(6)?,
+                ended_lease: row.try_get(2)?,
+                lease_losses: row.try_get::<i16, _>(3)?.max(0) as u32,
+                bytes: row.try_get::<i32, _>(4)?.max(0) as usize,
+                key: if is_ordered { key_of(row.try_get(5)?, row.try_get(6)?) } else { None },
+                predecessor: row.try_get(7)?,
             })
         };
         rows.iter().map(read).collect()
     }
 
-    /// Answers in the order in which the rows were chosen.
-    async fn lease_chosen(
+    /// Leases what was selected, or marks it as DEAD. Returns the rows in the order of the selection.
+    async fn carry_out(
         &self,
         scan: &mut PgConnection,
-        chosen: &[i64],
+        selection: &Selection,
         claim_id: &str,
     ) -> Result<Vec<ClaimedRow>, sqlx::Error> {
-        let rows = sqlx::query(self.sql(&lease_met())).bind(chosen).bind(claim_id).fetch_all(&mut *scan).await?;
-        let (mut by_seq, mut passed) = (HashMap::with_capacity(rows.len()), Vec::new());
-        for row in &rows {
-            let Due { mut pending, .. } = due(row)?;
-            pending.key = key(row)?;
-            if pending.is_dead && self.mode == Mode::Ordered(DeadHead::Skip) {
-                passed.push((row.try_get(2)?, row.try_get(3)?));
+        let losses = i16::try_from(selection.losses).unwrap_or(i16::MAX);
+        if let Some((dead, error)) = &selection.dead {
+            let mark = sqlx::query(self.sql(&mark_dead())).bind(dead).bind(error).bind(losses);
+            let rows = mark.fetch_all(&mut *scan).await?;
+            if self.mode == Mode::Ordered(DeadHead::Skip) {
+                let keys = rows.iter().map(|row| Ok((row.try_get(2)?, row.try_get(3)?)));
+                self.unblock(scan, keys.collect::<Result<_, sqlx::Error>>()?, Locked::Skip).await?;
             }
-            by_seq.insert(pending.position.seq, pending);
+            return rows.iter().map(|row| due(row).map(|due| due.row)).collect();
         }
-        self.unblock(scan, passed, Locked::Skip).await?;
-        Ok(chosen.iter().filter_map(|seq| by_seq.remove(seq)).collect())
-    }
-
-    pub(super) async fn first_due(&self, request: &ClaimRequest<'_>) -> Result<Option<Duration>, Failed> {
-        let mut scan = self.claims.begin(SCAN).await?;
-        let sql = self.sql(&next_due(self.mode, request.event_type.is_some()));
-        let mut query = sqlx::query(sql).bind(request.in_flight).bind(request.allow_suspects);
-        if let Some(event_type) = request.event_type {
-            query = query.bind(event_type);
+        if selection.claimed.is_empty() {
+            return Ok(Vec::new());
         }
-        if self.mode.leases_rows() {
-            query = query.bind(micros(request.lease));
+        let lease = sqlx::query(self.sql(&lease_rows())).bind(&selection.claimed).bind(claim_id).bind(losses);
+        let mut by_seq = HashMap::with_capacity(selection.claimed.len());
+        for row in &lease.fetch_all(scan).await? {
+            let mut claimed = due(row)?.row;
+            if matches!(self.mode, Mode::Ordered(_)) {
+                claimed.key = key(row)?;
+            }
+            by_seq.insert(claimed.position.seq, claimed);
         }
-        let row = query.fetch_optional(&mut *scan).await?;
-        scan.commit().await?;
-        let wait: Option<i64> = row.map(|row| row.try_get(0)).transpose()?.flatten();
-        Ok(wait.map(span))
-    }
-
-    pub(super) async fn due_types(&self) -> Result<Vec<String>, Failed> {
-        let mut scan = self.claims.begin(SCAN).await?;
-        let types = sqlx::query_scalar(self.sql(PENDING_TYPES)).fetch_all(&mut *scan).await?;
-        scan.commit().await?;
-        Ok(types)
+        Ok(selection.claimed.iter().filter_map(|seq| by_seq.remove(seq)).collect())
     }
 }
 
 /// In the order of delivery.
-fn taken(rows: &[PgRow]) -> Result<ClaimedRows, sqlx::Error> {
+fn claimed_rows(rows: &[PgRow]) -> Result<ClaimedRows, sqlx::Error> {
     let mut rows = rows.iter().map(due).collect::<Result<Vec<Due>, _>>()?;
-    rows.sort_unstable_by_key(|row| row.pending.position);
-    let bytes: usize = rows.iter().map(|row| row.payload_bytes).sum();
+    rows.sort_unstable_by_key(|due| due.row.position);
+    let bytes: usize = rows.iter().map(|due| due.payload_bytes).sum();
     Ok(ClaimedRows {
         more: bytes >= MAX_CLAIM_BYTES,
-        last: rows.last().map(|row| row.pending.position),
-        rows: rows.into_iter().map(|row| row.pending).collect(),
-        is_held_up: false,
+        last: rows.last().map(|due| due.row.position),
+        rows: rows.into_iter().map(|due| due.row).collect(),
+        waits_for_lock: false,
     })
 }
 
-/// The position behind which to begin, as binds.
-fn bound(after: Option<Position>) -> (DateTime<Utc>, i64) {
-    match after {
+/// The binds `$1` to `$5`: see [`pending`].
+fn bind_due<'q>(query: Bound<'q>, request: &ClaimRequest<'q>) -> Bound<'q> {
+    let (time, seq) = match request.after {
         Some(Position { due, seq }) => (DateTime::from_timestamp_micros(due).unwrap_or_else(earliest), seq),
         None => (earliest(), i64::MIN),
-    }
+    };
+    let query = query.bind(request.in_flight).bind(limit(request.limit)).bind::<DateTime<Utc>>(time).bind(seq);
+    query.bind(micros(request.skip_recent))
 }
 
-fn limit(limit: usize) -> i64 {
-    i64::try_from(limit).unwrap_or(i64::MAX)
+/// The binds `$1` to `$7`: see [`lease_due`].
+fn bind_free<'q>(query: Bound<'q>, request: &ClaimRequest<'q>) -> Bound<'q> {
+    bind_due(query, request).bind(micros(request.lease)).bind(request.allow_suspects)
 }

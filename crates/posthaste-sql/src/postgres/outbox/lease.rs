@@ -1,22 +1,26 @@
 use std::collections::HashSet;
 
-use posthaste_core::outbox::{SettledRows, FOUND_AMONG, LeaseSet, Mode};
+use async_trait::async_trait;
+use posthaste_core::StoreError;
+use posthaste_core::outbox::{LOST_CLAIM_SCAN, LeaseSet, LeaseStore, Mode, SettledRows};
+use sqlx::Postgres;
 
 use super::OutboxStore;
 use super::claim::SCAN;
-use super::settle::{CHANGE, Locked, chosen};
-use crate::session::Failed;
+use super::settle::{CHANGE, Locked, fenced_rows};
+use crate::postgres::errors::{doing, is_lock_timeout};
+use crate::session::{Failed, Session};
 
 /// The leases of these rows, if they still stand, begin anew. Binds: the locks, the rows.
 pub(super) fn renew(mode: Mode, locked: Locked) -> String {
-    format!("UPDATE {{table}} AS row SET locked_at = {{now}} WHERE {} RETURNING row.seq", chosen(mode, locked))
+    format!("UPDATE {{table}} AS row SET locked_at = {{now}} WHERE {} RETURNING row.seq", fenced_rows(mode, locked))
 }
 
 /// Another process need not wait for the end of these leases. Binds: the locks, the rows.
 pub(super) fn release(mode: Mode, locked: Locked) -> String {
     format!(
         "UPDATE {{table}} AS row SET locked_by = NULL, locked_at = NULL WHERE {} RETURNING row.seq",
-        chosen(mode, locked)
+        fenced_rows(mode, locked)
     )
 }
 
@@ -49,34 +53,50 @@ pub(super) fn release_claims(mode: Mode) -> String {
          WHERE seq = ANY (ARRAY(
              SELECT seq FROM (
                  SELECT seq, locked_by FROM {{table}} WHERE status IN (0, 2) {ready} AND available_at <= {{now}}
-                 ORDER BY available_at, seq LIMIT {FOUND_AMONG}) AS head
+                 ORDER BY available_at, seq LIMIT {LOST_CLAIM_SCAN}) AS head
              WHERE locked_by = ANY ($1)))
            AND locked_by = ANY ($1) AND status NOT IN (1, 3)
          RETURNING seq"
     )
 }
 
+#[async_trait]
+impl LeaseStore for OutboxStore {
+    async fn renew(&self, claim_ids: &[String], rows: &[i64]) -> Result<SettledRows, StoreError> {
+        let renew = self.change_leases(&self.renewals, |locked| renew(self.mode, locked), claim_ids, rows);
+        doing("renew leases", renew).await
+    }
+
+    async fn release(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, StoreError> {
+        doing("release leases", self.release_leases(leases)).await
+    }
+
+    async fn mark_started(
+        &self,
+        claim_id: &str,
+        started_claim_id: &str,
+        rows: &[i64],
+    ) -> Result<HashSet<i64>, StoreError> {
+        let mark = async {
+            let mut work = self.claims.begin(CHANGE).await?;
+            let mark = sqlx::query_scalar(self.sql(MARK_STARTED)).bind(claim_id).bind(rows).bind(started_claim_id);
+            let marked = mark.fetch_all(&mut *work).await?;
+            work.commit().await?;
+            Ok(marked.into_iter().collect())
+        };
+        doing("claim from the outbox", mark).await
+    }
+}
+
 impl OutboxStore {
-    pub(super) async fn renew_leases(&self, claim_ids: &[String], rows: &[i64]) -> Result<SettledRows, Failed> {
-        self.change_leases(&self.renewals, |locked| renew(self.mode, locked), claim_ids, rows).await
-    }
-
-    pub(super) async fn start_suspects(&self, claim_id: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, Failed> {
-        let mut work = self.claims.begin(CHANGE).await?;
-        let mark = sqlx::query_scalar(self.sql(MARK_STARTED)).bind(claim_id).bind(rows).bind(started);
-        let marked = mark.fetch_all(&mut *work).await?;
-        work.commit().await?;
-        Ok(marked.into_iter().collect())
-    }
-
-    /// Answers with the rows that exist and are no longer leased by these locks.
-    pub(super) async fn release_leases(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, Failed> {
+    /// Returns the rows that exist and are no longer leased by these claim ids.
+    async fn release_leases(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, Failed> {
         match leases {
             LeaseSet::Rows { claim_ids, rows } => {
-                let released =
-                    self.change_leases(&self.settlements, |locked| release(self.mode, locked), claim_ids, rows).await?;
-                if released.rows.len() == rows.len() {
-                    return Ok(released.rows);
+                let release = |locked| release(self.mode, locked);
+                let released = self.change_leases(&self.settlements, release, claim_ids, rows).await?;
+                if released.applied.len() == rows.len() {
+                    return Ok(released.applied);
                 }
                 let mut work = self.settlements.begin(CHANGE).await?;
                 let existing = sqlx::query_scalar(self.sql(EXISTING)).bind(claim_ids).bind(rows);
@@ -100,5 +120,39 @@ impl OutboxStore {
                 Ok(released.into_iter().collect())
             }
         }
+    }
+
+    /// Runs a statement about the leases of these rows. Says which rows it changed, and which it could not because another
+    /// transaction has locked them.
+    async fn change_leases(
+        &self,
+        session: &Session<Postgres>,
+        sql: impl Fn(Locked) -> String,
+        claim_ids: &[String],
+        rows: &[i64],
+    ) -> Result<SettledRows, Failed> {
+        match self.change_leases_once(session, &sql(Locked::Wait), claim_ids, rows).await {
+            Err(Failed::Statement(error)) if is_lock_timeout(&error) => {}
+            changed => return changed,
+        }
+        let mut changed = self.change_leases_once(session, &sql(Locked::Skip), claim_ids, rows).await?;
+        let left: Vec<i64> = rows.iter().copied().filter(|seq| !changed.applied.contains(seq)).collect();
+        let mut work = session.begin(CHANGE).await?;
+        changed.locked = self.still_held(&mut work, claim_ids, &left).await?;
+        work.commit().await?;
+        Ok(changed)
+    }
+
+    async fn change_leases_once(
+        &self,
+        session: &Session<Postgres>,
+        sql: &str,
+        claim_ids: &[String],
+        rows: &[i64],
+    ) -> Result<SettledRows, Failed> {
+        let mut work = session.begin(CHANGE).await?;
+        let changed = sqlx::query_scalar(self.sql(sql)).bind(claim_ids).bind(rows).fetch_all(&mut *work).await?;
+        work.commit().await?;
+        Ok(SettledRows { applied: changed.into_iter().collect(), locked: HashSet::new() })
     }
 }

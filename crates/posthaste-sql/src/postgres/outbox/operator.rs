@@ -1,14 +1,20 @@
 use std::time::Duration;
 
-use posthaste_core::outbox::{DeadFilter, Mode, OutboxRow, Purge};
-use sqlx::Row;
+use async_trait::async_trait;
+use posthaste_core::StoreError;
+use posthaste_core::outbox::{DeadFilter, Mode, OperatorStore, OutboxRow, Purge};
+use sqlx::postgres::PgArguments;
+use sqlx::query::Query;
+use sqlx::{Postgres, Row};
 
 use super::OutboxStore;
 use super::claim::SCAN;
 use super::rows::{EVENT_COLUMNS, ROW_COLUMNS, row};
 use super::settle::{CHANGE, Locked};
 use crate::begin::begin;
+use crate::outbox::limit;
 use crate::postgres::clock::{micros, span};
+use crate::postgres::errors::doing;
 
 /// Which dead rows. Binds: the event id, the event type, the aggregate type, each of which may be absent.
 const FILTER: &str = "status = 3 AND ($1::text IS NULL OR event_id = $1) AND ($2::text IS NULL OR event_type = $2)
@@ -73,69 +79,113 @@ pub(super) fn purge(purge: Purge) -> String {
 pub(super) const OLDEST_DUE: &str = "SELECT (extract(epoch FROM {now} - available_at) * 1000000)::bigint FROM {table}
      WHERE status IN (0, 2) AND available_at <= {now} ORDER BY available_at, seq LIMIT 1";
 
-impl OutboxStore {
-    pub(super) async fn find_row(&self, event_id: &str) -> Result<Option<OutboxRow>, sqlx::Error> {
-        let found = sqlx::query(self.sql(&find())).bind(event_id).fetch_optional(&self.pool).await?;
-        found.map(|found| row(&found)).transpose()
+/// A loose index scan, as for the claims of channels: the oldest pending row of each type.
+pub(super) const OLDEST_DUE_BY_TYPE: &str = "WITH RECURSIVE first AS (
+         (SELECT event_type, available_at FROM {table}
+          WHERE status IN (0, 2) ORDER BY event_type, available_at, seq LIMIT 1)
+         UNION ALL
+         SELECT next.event_type, next.available_at FROM first CROSS JOIN LATERAL (
+             SELECT event_type, available_at FROM {table}
+             WHERE status IN (0, 2) AND event_type > first.event_type ORDER BY event_type, available_at, seq LIMIT 1
+         ) AS next
+     )
+     SELECT event_type, (extract(epoch FROM {now} - available_at) * 1000000)::bigint
+     FROM first WHERE available_at <= {now}";
+
+#[async_trait]
+impl OperatorStore for OutboxStore {
+    async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
+        let find = async {
+            let found = sqlx::query(self.sql(&find())).bind(event_id).fetch_optional(&self.pool).await?;
+            Ok(found.map(|found| row(&found)).transpose()?)
+        };
+        doing("find an event in the outbox", find).await
     }
 
-    pub(super) async fn list_dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<OutboxRow>, sqlx::Error> {
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let list = sqlx::query(self.sql(&dead())).bind(&filter.event_id).bind(&filter.event_type);
-        let rows = list.bind(&filter.aggregate_type).bind(limit).fetch_all(&self.pool).await?;
-        rows.iter().map(row).collect()
+    async fn dead(&self, filter: &DeadFilter, max: usize) -> Result<Vec<OutboxRow>, StoreError> {
+        let list = async {
+            let list = bind_filter(sqlx::query(self.sql(&dead())), filter).bind(limit(max));
+            let rows = list.fetch_all(&self.pool).await?;
+            Ok(rows.iter().map(row).collect::<Result<_, _>>()?)
+        };
+        doing("list the dead events of the outbox", list).await
     }
 
-    pub(super) async fn count_dead_rows(&self, filter: &DeadFilter) -> Result<u64, sqlx::Error> {
-        let count = sqlx::query(self.sql(&count())).bind(&filter.event_id).bind(&filter.event_type);
-        let row = count.bind(&filter.aggregate_type).fetch_one(&self.pool).await?;
-        Ok(row.try_get::<i64, _>(0)?.max(0) as u64)
+    async fn count_dead(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
+        let count = async {
+            let row = bind_filter(sqlx::query(self.sql(&count())), filter).fetch_one(&self.pool).await?;
+            Ok(row.try_get::<i64, _>(0)?.max(0) as u64)
+        };
+        doing("count the dead events of the outbox", count).await
     }
 
-    pub(super) async fn replay_dead(
-        &self,
-        filter: &DeadFilter,
-        after: i64,
-        limit: usize,
-    ) -> Result<(u64, i64), sqlx::Error> {
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let replay = sqlx::query(self.sql(&replay())).bind(&filter.event_id).bind(&filter.event_type);
-        let replay = replay.bind(&filter.aggregate_type).bind(after).bind(limit);
-        let rows = replay.fetch_all(&self.pool).await?;
-        let mut last = after;
-        for row in &rows {
-            last = last.max(row.try_get(0)?);
-        }
-        Ok((rows.len() as u64, last))
+    async fn replay(&self, filter: &DeadFilter, after: i64, max: usize) -> Result<(u64, i64), StoreError> {
+        let replay = async {
+            let replay = bind_filter(sqlx::query(self.sql(&replay())), filter).bind(after).bind(limit(max));
+            let rows = replay.fetch_all(&self.pool).await?;
+            let mut last = after;
+            for row in &rows {
+                last = last.max(row.try_get(0)?);
+            }
+            Ok((rows.len() as u64, last))
+        };
+        doing("replay dead events of the outbox", replay).await
     }
 
-    pub(super) async fn discard_dead(&self, event_id: &str) -> Result<bool, sqlx::Error> {
-        let mut transaction = begin(&self.pool, Some(CHANGE)).await?;
-        let discarded = sqlx::query(self.sql(DISCARD)).bind(event_id).fetch_optional(&mut *transaction).await?;
-        if let Some(row) = &discarded {
-            self.unblock(&mut transaction, vec![(row.try_get(0)?, row.try_get(1)?)], Locked::Wait).await?;
-        }
-        transaction.commit().await?;
-        Ok(discarded.is_some())
+    async fn discard(&self, event_id: &str) -> Result<bool, StoreError> {
+        let discard = async {
+            let mut transaction = begin(&self.pool, Some(CHANGE)).await?;
+            let discarded = sqlx::query(self.sql(DISCARD)).bind(event_id).fetch_optional(&mut *transaction).await?;
+            if let Some(row) = &discarded {
+                self.unblock(&mut transaction, vec![(row.try_get(0)?, row.try_get(1)?)], Locked::Wait).await?;
+            }
+            transaction.commit().await?;
+            Ok(discarded.is_some())
+        };
+        doing("discard a dead event of the outbox", discard).await
     }
 
-    pub(super) async fn purge_rows(&self, which: Purge, age: Duration, limit: usize) -> Result<u64, sqlx::Error> {
-        let mut transaction = begin(&self.pool, Some(SCAN)).await?;
-        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let purge = sqlx::query(self.sql(&purge(which))).bind(micros(age)).bind(limit);
-        let rows = purge.fetch_all(&mut *transaction).await?;
-        if matches!(self.mode, Mode::Ordered(_)) && which != Purge::Done {
-            let keys = rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
-            self.unblock(&mut transaction, keys.collect::<Result<_, sqlx::Error>>()?, Locked::Wait).await?;
-        }
-        transaction.commit().await?;
-        Ok(rows.len() as u64)
+    async fn purge(&self, which: Purge, older_than: Duration, max: usize) -> Result<u64, StoreError> {
+        let purge = async {
+            let mut transaction = begin(&self.pool, Some(SCAN)).await?;
+            let purge = sqlx::query(self.sql(&purge(which))).bind(micros(older_than)).bind(limit(max));
+            let rows = purge.fetch_all(&mut *transaction).await?;
+            if matches!(self.mode, Mode::Ordered(_)) && which != Purge::Done {
+                let keys = rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?)));
+                self.unblock(&mut transaction, keys.collect::<Result<_, sqlx::Error>>()?, Locked::Wait).await?;
+            }
+            transaction.commit().await?;
+            Ok(rows.len() as u64)
+        };
+        doing("purge the outbox", purge).await
     }
 
-    pub(super) async fn age_of_oldest_due(&self) -> Result<Option<Duration>, sqlx::Error> {
-        let mut scan = begin(&self.pool, Some(SCAN)).await?;
-        let row = sqlx::query(self.sql(OLDEST_DUE)).fetch_optional(&mut *scan).await?;
-        scan.commit().await?;
-        row.map(|row| row.try_get(0).map(span)).transpose()
+    async fn oldest_due(&self) -> Result<Option<Duration>, StoreError> {
+        let look = async {
+            let mut scan = begin(&self.pool, Some(SCAN)).await?;
+            let row = sqlx::query(self.sql(OLDEST_DUE)).fetch_optional(&mut *scan).await?;
+            scan.commit().await?;
+            Ok(row.map(|row| row.try_get(0).map(span)).transpose()?)
+        };
+        doing("look at the head of the outbox", look).await
     }
+
+    async fn oldest_due_by_type(&self) -> Result<Vec<(String, Duration)>, StoreError> {
+        let look = async {
+            let mut scan = begin(&self.pool, Some(SCAN)).await?;
+            let rows: Vec<(String, i64)> =
+                sqlx::query_as(self.sql(OLDEST_DUE_BY_TYPE)).fetch_all(&mut *scan).await?;
+            scan.commit().await?;
+            Ok(rows.into_iter().map(|(event_type, age)| (event_type, span(age))).collect())
+        };
+        doing("look at the head of the outbox", look).await
+    }
+}
+
+/// The binds of [`FILTER`].
+fn bind_filter<'q>(
+    query: Query<'q, Postgres, PgArguments>,
+    filter: &'q DeadFilter,
+) -> Query<'q, Postgres, PgArguments> {
+    query.bind(&filter.event_id).bind(&filter.event_type).bind(&filter.aggregate_type)
 }

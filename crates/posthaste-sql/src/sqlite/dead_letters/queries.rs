@@ -12,7 +12,7 @@ use sqlx::{AssertSqlSafe, QueryBuilder, Row, Sqlite};
 
 use super::DeadLetterTable;
 use crate::sqlite::clock::{NOW_MS, span, time};
-use crate::sqlite::errors::Doing;
+use crate::sqlite::errors::doing;
 use crate::sqlite::unreadable::readable;
 
 /// How far a list is counted.
@@ -36,17 +36,17 @@ const HISTORY_ID: usize = 7;
 #[async_trait]
 impl DeadLetterQueries for DeadLetterTable {
     async fn list(&self, filter: &DeadLetterFilter) -> Result<DeadLetterPage, StoreError> {
-        self.read_page(filter).await.doing("list dead letters")
+        doing("list dead letters", self.read_page(filter)).await
     }
 
     async fn get(&self, id: &str) -> Result<Option<DeadLetterDetail>, StoreError> {
-        self.read_detail(id).await.doing("read a dead letter")
+        doing("read a dead letter", self.read_detail(id)).await
     }
 
     async fn of_event(&self, event_id: &str) -> Result<Vec<DeadLetterRow>, StoreError> {
         let sql = format!("SELECT {FIELDS}, {SHOWN} FROM dlt_event WHERE event_id = ? ORDER BY created_at, id");
         let query = sqlx::query(AssertSqlSafe(sql)).bind(event_id);
-        let rows = query.fetch_all(self.database.operators()).await.doing("read the dead letters of an event")?;
+        let rows = doing("read the dead letters of an event", query.fetch_all(self.database.operators())).await?;
         Ok(readable("dlt_event", &rows, ID, read))
     }
 
@@ -56,7 +56,7 @@ impl DeadLetterQueries for DeadLetterTable {
                  WHERE due <= {NOW_MS} AND (locked_until IS NULL OR locked_until <= {NOW_MS}))"
         );
         let query = sqlx::query_scalar(AssertSqlSafe(sql));
-        query.fetch_one(self.database.operators()).await.doing("look for due dead letters")
+        doing("look for due dead letters", query.fetch_one(self.database.operators())).await
     }
 
     async fn oldest_due(&self) -> Result<Option<Duration>, StoreError> {
@@ -64,13 +64,13 @@ impl DeadLetterQueries for DeadLetterTable {
             "SELECT {NOW_MS} - due FROM dlt_event WHERE due IS NOT NULL AND due <= {NOW_MS} ORDER BY due, id LIMIT 1"
         );
         let query = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_optional(self.database.operators());
-        Ok(query.await.doing("look at the first dead letter")?.map(span))
+        Ok(doing("look at the first dead letter", query).await?.map(span))
     }
 
     async fn depth_by_status(&self) -> Result<Vec<(DeadLetterStatus, u64)>, StoreError> {
         let query = sqlx::query_as("SELECT status, letters FROM dlt_depth ORDER BY status");
         let rows: Vec<(i64, i64)> =
-            query.fetch_all(self.database.operators()).await.doing("count the dead letters")?;
+            doing("count the dead letters", query.fetch_all(self.database.operators())).await?;
         Ok(rows.into_iter().map(|(status, count)| (DeadLetterStatus::of_code(status), count as u64)).collect())
     }
 }

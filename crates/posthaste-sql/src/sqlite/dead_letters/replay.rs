@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
 use super::{DeadLetterTable, json};
 use crate::sqlite::clock::NOW_MS;
-use crate::sqlite::errors::Doing;
+use crate::sqlite::errors::doing;
 
 /// Each dead letter that waits for the replay, and the last result of each that does not wait for it any more. One statement,
 /// so that a dead letter that is settled meanwhile is either pending or has a result.
@@ -28,7 +28,7 @@ impl DeadLetterReplays for DeadLetterTable {
     }
 
     async fn replay_results(&self, replay_id: &str) -> Result<ReplayResults, StoreError> {
-        self.read_results(replay_id).await.doing("read the results of a replay")
+        doing("read the results of a replay", self.read_results(replay_id)).await
     }
 }
 

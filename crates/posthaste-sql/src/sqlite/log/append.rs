@@ -8,7 +8,7 @@ use sqlx::AssertSqlSafe;
 use sqlx::sqlite::SqliteConnection;
 
 use super::{Log, headers_to_text, unreadable};
-use crate::sqlite::errors::Doing;
+use crate::sqlite::errors::store_error;
 
 /// How many rows a statement inserts: many, because each costs a hop to another thread; and at most this, so that the
 /// prepared statements of all row counts stay in the cache.
@@ -49,7 +49,7 @@ impl Log {
         const DOING: &str = "append to the log";
         let topics: BTreeSet<Arc<str>> = records.iter().map(|record| Arc::clone(&record.topic)).collect();
         let partitions = self.partitions_of(&topics).await?;
-        let append = Append::of(records, &partitions).doing(DOING)?;
+        let append = Append::of(records, &partitions).map_err(|error| store_error(DOING, error))?;
         let write = self.0.database.write_with(DOING, append, |connection, append| {
             Box::pin(async move { append.write(connection).await })
         });

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use super::leases::Leases;
 use super::{Log, Subscription, headers_from_text, unreadable};
-use crate::sqlite::errors::Doing;
+use crate::sqlite::errors::{doing, store_error};
 use crate::sqlite::unreadable::{report, text};
 
 /// How often a consumer looks into the table for topics and free partitions that other processes made.
@@ -182,8 +182,8 @@ impl GroupConsumer {
     }
 
     async fn newest(&self) -> Result<Newest, StoreError> {
-        let newest = sqlx::query_as(NEWEST).fetch_one(self.log.0.database.readers()).await;
-        newest.doing("look at the end of the log")
+        let newest = sqlx::query_as(NEWEST).fetch_one(self.log.0.database.readers());
+        doing("look at the end of the log", newest).await
     }
 
     /// True if a fetch would find nothing: nothing was appended since a fetch that found nothing, the consumer reads the same
@@ -209,7 +209,7 @@ impl GroupConsumer {
         let mut stream = query.fetch(self.log.0.database.readers());
         let mut read = Vec::new();
         let (mut rows, mut bytes) = (0, 0);
-        while let Some(row) = stream.try_next().await.doing(DOING)? {
+        while let Some(row) = stream.try_next().await.map_err(|error| store_error(DOING, error))? {
             rows += 1;
             match Candidate::of(&row) {
                 Ok(candidate) => {

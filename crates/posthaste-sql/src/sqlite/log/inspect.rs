@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, FromRow};
 
 use super::Log;
 use crate::sqlite::clock::{NOW_MS, span, time};
-use crate::sqlite::errors::Doing;
+use crate::sqlite::errors::doing;
 use crate::sqlite::unreadable::readable;
 
 /// Topic, partition, offset, value and time of a record, with one group that reads it and its progress.
@@ -61,7 +61,7 @@ fn lags() -> String {
 impl BusInspector for Log {
     async fn records_of(&self, key: &str) -> Result<Vec<LogEntry>, StoreError> {
         let query = sqlx::query(RECORDS_OF_KEY).bind(key).bind(SHOWN_RECORDS);
-        let rows = query.fetch_all(self.0.database.operators()).await.doing("find the records of an event")?;
+        let rows = doing("find the records of an event", query.fetch_all(self.0.database.operators())).await?;
         let mut entries: Vec<LogEntry> = Vec::new();
         let rows = readable("log_record", &rows, GROUP_OF_ENTRY, |row| EntryRow::from_row(row));
         for (topic, partition, offset, value, created_at, group, watermark, completed) in rows {
@@ -82,7 +82,7 @@ impl BusInspector for Log {
     }
 
     async fn topics(&self) -> Result<Vec<TopicState>, StoreError> {
-        let rows = sqlx::query(TOPICS).fetch_all(self.0.database.operators()).await.doing("list topics")?;
+        let rows = doing("list topics", sqlx::query(TOPICS).fetch_all(self.0.database.operators())).await?;
         let mut topics: Vec<TopicState> = Vec::new();
         for (topic, partition, next_offset, group, watermark) in
             readable("log_group", &rows, 0, |row| TopicRow::from_row(row))
@@ -98,7 +98,7 @@ impl BusInspector for Log {
     }
 
     async fn backlogs(&self) -> Result<Vec<Backlog>, StoreError> {
-        let rows = sqlx::query(BACKLOGS).fetch_all(self.0.database.operators()).await.doing("look for backlogs")?;
+        let rows = doing("look for backlogs", sqlx::query(BACKLOGS).fetch_all(self.0.database.operators())).await?;
         let backlog = |row: &SqliteRow| {
             let (group, topic, partition, progress) = <(String, String, u32, String)>::from_row(row)?;
             Ok(Backlog { group, topic, partition, progress })
@@ -108,13 +108,13 @@ impl BusInspector for Log {
 
     async fn lag_of_groups(&self) -> Result<Vec<(String, Duration)>, StoreError> {
         let query = sqlx::query_as(AssertSqlSafe(lags())).fetch_all(self.0.database.operators());
-        let rows: Vec<(String, i64)> = query.await.doing("measure the lag of groups")?;
+        let rows: Vec<(String, i64)> = doing("measure the lag of groups", query).await?;
         Ok(rows.into_iter().map(|(group, lag)| (group, span(lag))).collect())
     }
 
     async fn quarantined_count(&self) -> Result<u64, StoreError> {
         let query = sqlx::query_scalar("SELECT records FROM quarantine_depth").fetch_one(self.0.database.operators());
-        let count: i64 = query.await.doing("count quarantined records")?;
+        let count: i64 = doing("count quarantined records", query).await?;
         Ok(count.unsigned_abs())
     }
 }

@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, Row};
 
 use super::{Subscription, unreadable};
 use crate::sqlite::Database;
-use crate::sqlite::errors::Doing;
+use crate::sqlite::errors::doing;
 use crate::sqlite::unreadable::{report, text};
 
 /// The database's clock: the only one that all consumers share.
@@ -115,7 +115,7 @@ impl Leases {
         );
         let query = sqlx::query_scalar(AssertSqlSafe(sql)).bind(&self.topics).bind(&self.group).bind(&self.owner);
         let query = query.bind(millis(lease));
-        query.fetch_one(self.database.readers()).await.doing("look for free partitions")
+        doing("look for free partitions", query.fetch_one(self.database.readers())).await
     }
 
     /// Leases the partitions that are free, renews the leases of this consumer, and returns all partitions that it has now,

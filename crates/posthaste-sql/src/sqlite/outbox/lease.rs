@@ -1,7 +1,8 @@
 use std::collections::HashSet;
 
+use async_trait::async_trait;
 use posthaste_core::StoreError;
-use posthaste_core::outbox::{FOUND_AMONG, LeaseSet, Mode};
+use posthaste_core::outbox::{LOST_CLAIM_SCAN, LeaseSet, LeaseStore, Mode, SettledRows};
 use sqlx::Row;
 
 use super::{OutboxStore, json};
@@ -45,41 +46,49 @@ fn release_claims(mode: Mode) -> String {
          WHERE seq IN (
              SELECT seq FROM (
                  SELECT seq, locked_by FROM {{table}} INDEXED BY {index}
-                 WHERE status IN (0, 2) {which} AND due <= {{now_ms}} ORDER BY due, seq LIMIT {FOUND_AMONG})
+                 WHERE status IN (0, 2) {which} AND due <= {{now_ms}} ORDER BY due, seq LIMIT {LOST_CLAIM_SCAN})
              WHERE locked_by IN (SELECT value FROM json_each(?1)))
          RETURNING seq"
     )
 }
 
-impl OutboxStore {
-    /// Answers with the rows that exist.
-    pub(super) async fn release_leases(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, StoreError> {
-        const DOING: &str = "release leases";
-        let failed = |error| store_error(DOING, error);
-        match leases {
-            LeaseSet::Rows { claim_ids, rows } => {
-                let binds = vec![json(claim_ids).map_err(failed)?, json(rows).map_err(failed)?];
-                self.change_leases(DOING, RELEASE.to_owned(), binds).await
-            }
-            LeaseSet::Events { claim_ids, ids } => {
-                let binds = vec![json(claim_ids).map_err(failed)?, json(ids).map_err(failed)?];
-                self.change_leases(DOING, RELEASE_EVENTS.to_owned(), binds).await
-            }
-            LeaseSet::Claims { claim_ids } => {
-                let binds = vec![json(claim_ids).map_err(failed)?];
-                self.change_leases(DOING, release_claims(self.0.mode), binds).await
-            }
-        }
+#[async_trait]
+impl LeaseStore for OutboxStore {
+    async fn renew(&self, claim_ids: &[String], rows: &[i64]) -> Result<SettledRows, StoreError> {
+        let applied = self.change_leases("renew leases", RENEW.to_owned(), vec![json(claim_ids), json(rows)]).await?;
+        Ok(SettledRows { applied, locked: HashSet::new() })
     }
 
-    /// Runs a statement about leases, and answers with the rows that it names.
-    pub(super) async fn change_leases(
+    async fn release(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, StoreError> {
+        let (sql, binds) = match leases {
+            LeaseSet::Rows { claim_ids, rows } => (RELEASE.to_owned(), vec![json(claim_ids), json(rows)]),
+            LeaseSet::Events { claim_ids, ids } => (RELEASE_EVENTS.to_owned(), vec![json(claim_ids), json(ids)]),
+            LeaseSet::Claims { claim_ids } => (release_claims(self.0.mode), vec![json(claim_ids)]),
+        };
+        self.change_leases("release leases", sql, binds).await
+    }
+
+    async fn mark_started(
+        &self,
+        claim_id: &str,
+        started_claim_id: &str,
+        rows: &[i64],
+    ) -> Result<HashSet<i64>, StoreError> {
+        let binds = vec![json(&[claim_id]), json(rows), Ok(started_claim_id.to_owned())];
+        self.change_leases("claim from the outbox", MARK_STARTED.to_owned(), binds).await
+    }
+}
+
+impl OutboxStore {
+    /// Runs a statement about leases, and returns the rows that it returns.
+    async fn change_leases(
         &self,
         doing: &'static str,
         sql: String,
-        binds: Vec<String>,
+        binds: Vec<Result<String, sqlx::Error>>,
     ) -> Result<HashSet<i64>, StoreError> {
-        let store = self.clone();
+        let binds: Result<Vec<String>, _> = binds.into_iter().collect();
+        let (store, binds) = (self.clone(), binds.map_err(|error| store_error(doing, error))?);
         let write = self.0.database.write(doing, move |connection| {
             let mut change = sqlx::query(store.sql(&sql));
             for bind in &binds {

@@ -1,12 +1,15 @@
 use std::time::Duration;
 
+use async_trait::async_trait;
 use posthaste_core::StoreError;
-use posthaste_core::outbox::{DeadFilter, OutboxRow, Purge};
+use posthaste_core::outbox::{DeadFilter, OperatorStore, OutboxRow, Purge};
 use sqlx::{Row, SqliteConnection};
 
 use super::rows::{EVENT_COLUMNS, row, row_columns};
 use super::{OutboxStore, json};
+use crate::outbox::limit;
 use crate::sqlite::clock::{millis, millis_of, span};
+use crate::sqlite::errors::doing;
 
 /// Which dead rows. Binds: the event id, the event type, the aggregate type, each of which may be absent.
 const FILTER: &str = "status = 3 AND (?1 IS NULL OR event_id = ?1) AND (?2 IS NULL OR event_type = ?2)
@@ -78,37 +81,42 @@ pub(super) fn old(purge: Purge) -> String {
 pub(super) const OLDEST_DUE: &str = "SELECT {now_ms} - due FROM {table} INDEXED BY {table}_pending
      WHERE status IN (0, 2) AND due <= {now_ms} ORDER BY due, seq LIMIT 1";
 
-impl OutboxStore {
-    pub(super) async fn find_row(&self, event_id: &str) -> Result<Option<OutboxRow>, sqlx::Error> {
-        let find = sqlx::query(self.sql(&find())).bind(event_id);
-        let found = find.fetch_optional(self.0.database.operators()).await?;
-        found.map(|found| row(&found)).transpose()
+#[async_trait]
+impl OperatorStore for OutboxStore {
+    async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
+        let find = async {
+            let find = sqlx::query(self.sql(&find())).bind(event_id);
+            let found = find.fetch_optional(self.0.database.operators()).await?;
+            found.map(|found| row(&found)).transpose()
+        };
+        doing("find an event in the outbox", find).await
     }
 
-    pub(super) async fn list_dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<OutboxRow>, sqlx::Error> {
-        let list = sqlx::query(self.sql(&dead())).bind(&filter.event_id).bind(&filter.event_type);
-        let list = list.bind(&filter.aggregate_type).bind(number(limit));
-        let rows = list.fetch_all(self.0.database.operators()).await?;
-        rows.iter().map(row).collect()
+    async fn dead(&self, filter: &DeadFilter, max: usize) -> Result<Vec<OutboxRow>, StoreError> {
+        let list = async {
+            let list = sqlx::query(self.sql(&dead())).bind(&filter.event_id).bind(&filter.event_type);
+            let list = list.bind(&filter.aggregate_type).bind(limit(max));
+            let rows = list.fetch_all(self.0.database.operators()).await?;
+            rows.iter().map(row).collect()
+        };
+        doing("list the dead events of the outbox", list).await
     }
 
-    pub(super) async fn count_dead_rows(&self, filter: &DeadFilter) -> Result<u64, sqlx::Error> {
-        let count = sqlx::query(self.sql(&count())).bind(&filter.event_id).bind(&filter.event_type);
-        let row = count.bind(&filter.aggregate_type).fetch_one(self.0.database.operators()).await?;
-        Ok(row.try_get::<i64, _>(0)?.max(0) as u64)
+    async fn count_dead(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
+        let count = async {
+            let count = sqlx::query(self.sql(&count())).bind(&filter.event_id).bind(&filter.event_type);
+            let row = count.bind(&filter.aggregate_type).fetch_one(self.0.database.operators()).await?;
+            Ok(row.try_get::<i64, _>(0)?.max(0) as u64)
+        };
+        doing("count the dead events of the outbox", count).await
     }
 
-    pub(super) async fn replay_dead(
-        &self,
-        filter: &DeadFilter,
-        after: i64,
-        limit: usize,
-    ) -> Result<(u64, i64), StoreError> {
+    async fn replay(&self, filter: &DeadFilter, after: i64, max: usize) -> Result<(u64, i64), StoreError> {
         let (store, filter) = (self.clone(), filter.clone());
         let write = self.0.database.write("replay dead events of the outbox", move |connection| {
             let DeadFilter { event_id, event_type, aggregate_type } = filter.clone();
             let replay = sqlx::query(store.sql(&replay())).bind(event_id).bind(event_type).bind(aggregate_type);
-            let replay = replay.bind(after).bind(number(limit));
+            let replay = replay.bind(after).bind(limit(max));
             Box::pin(async move {
                 let rows = replay.fetch_all(connection).await?;
                 let mut last = after;
@@ -121,7 +129,7 @@ impl OutboxStore {
         write.await
     }
 
-    pub(super) async fn discard_dead(&self, event_id: &str) -> Result<bool, StoreError> {
+    async fn discard(&self, event_id: &str) -> Result<bool, StoreError> {
         let (store, event_id) = (self.clone(), event_id.to_owned());
         let write = self.0.database.write("discard a dead event of the outbox", move |connection| {
             let (store, event_id) = (store.clone(), event_id.clone());
@@ -135,12 +143,12 @@ impl OutboxStore {
         write.await
     }
 
-    pub(super) async fn purge_rows(&self, which: Purge, age: Duration, limit: usize) -> Result<u64, StoreError> {
+    async fn purge(&self, which: Purge, older_than: Duration, max: usize) -> Result<u64, StoreError> {
         let store = self.clone();
         let write = self.0.database.write("purge the outbox", move |connection| {
             let store = store.clone();
             Box::pin(async move {
-                let old = sqlx::query_scalar(store.sql(&old(which))).bind(millis(age)).bind(number(limit));
+                let old = sqlx::query_scalar(store.sql(&old(which))).bind(millis(older_than)).bind(limit(max));
                 let old: Vec<i64> = old.fetch_all(&mut *connection).await?;
                 store.delete(connection, &old).await?;
                 Ok(old.len() as u64)
@@ -149,7 +157,22 @@ impl OutboxStore {
         write.await
     }
 
-    /// What waited behind these rows does not wait for them any more.
+    async fn oldest_due(&self) -> Result<Option<Duration>, StoreError> {
+        let look = async {
+            let row = sqlx::query(self.sql(OLDEST_DUE)).fetch_optional(self.0.database.operators()).await?;
+            row.map(|row| row.try_get(0).map(span)).transpose()
+        };
+        doing("look at the head of the outbox", look).await
+    }
+
+    async fn oldest_due_by_type(&self) -> Result<Vec<(String, Duration)>, StoreError> {
+        let look = async { Ok(self.oldest_due_of_types().await?.0) };
+        doing("look at the head of the outbox", look).await
+    }
+}
+
+impl OutboxStore {
+    /// Deletes rows, and unblocks what waited behind them.
     async fn delete(&self, connection: &mut SqliteConnection, rows: &[i64]) -> Result<(), sqlx::Error> {
         if rows.is_empty() {
             return Ok(());
@@ -157,13 +180,4 @@ impl OutboxStore {
         self.unblock(connection, rows).await?;
         sqlx::query(self.sql(DELETE)).bind(json(rows)?).execute(connection).await.map(|_| ())
     }
-
-    pub(super) async fn age_of_oldest_due(&self) -> Result<Option<Duration>, sqlx::Error> {
-        let row = sqlx::query(self.sql(OLDEST_DUE)).fetch_optional(self.0.database.operators()).await?;
-        row.map(|row| row.try_get(0).map(span)).transpose()
-    }
-}
-
-fn number(limit: usize) -> i64 {
-    i64::try_from(limit).unwrap_or(i64::MAX)
 }

@@ -1,8 +1,8 @@
-use std::sync::PoisonError;
 use std::time::Duration;
 
-use posthaste_core::StoreError;
-use posthaste_core::outbox::{DeadHead, Owner, Reader, Registration, lease_millis, recorded_lease};
+use async_trait::async_trait;
+use posthaste_core::outbox::{DeadHead, Owner, OwnershipStore, Reader, Registration, lease_millis, recorded_lease};
+use posthaste_core::{StoreError, lock};
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 
@@ -22,20 +22,20 @@ const REGISTERED: &str = "SELECT reader, mode, lease_ms, dead_head FROM {table}_
 
 /// An ownership that ends later than a lease is long was taken before the clock was set back: nobody can tell when it ends,
 /// so it has ended. Binds: the owner, the lease in milliseconds.
-const TAKE: &str = "UPDATE {table}_owner
+const ACQUIRE: &str = "UPDATE {table}_owner
      SET generation = generation + (owner IS NOT ?1), owner = ?1, leased_until = {now_ms} + ?2
      WHERE owner IS NULL OR owner = ?1 OR leased_until <= {now_ms} OR leased_until > {now_ms} + ?2 * 11 / 10
      RETURNING generation";
 
 const REMAINING: &str = "SELECT leased_until - {now_ms} FROM {table}_owner";
 
-const GIVE_UP: &str = "UPDATE {table}_owner SET owner = NULL, leased_until = 0 WHERE owner = ?1";
+const RELEASE: &str = "UPDATE {table}_owner SET owner = NULL, leased_until = 0 WHERE owner = ?1";
 
 const VOID: &str = "UPDATE {table}_owner SET owner = NULL, leased_until = 0, lease_ms = NULL";
 
 impl OutboxStore {
-    /// Single node: ends whatever ownership an earlier process left behind, and forgets the lease that it recorded. Only for
-    /// a process that knows itself alone, for example because it holds a lock beside the database file, and before it opens
+    /// Single node: ends the ownership that an earlier process left behind, and forgets the lease that it recorded. Only for
+    /// a process that knows that no other uses the file, for example because it holds a lock beside it, and before it opens
     /// the table: it may then have another lease than its predecessor.
     pub async fn void_lease(&self) -> Result<(), StoreError> {
         let store = self.clone();
@@ -46,7 +46,15 @@ impl OutboxStore {
         write.await
     }
 
-    pub(super) async fn register_reader(&self, reader: Reader, lease: Duration) -> Result<Registration, StoreError> {
+    /// The name under which this process last owned the table.
+    pub(super) fn last_owner(&self) -> Option<String> {
+        lock(&self.0.owner).clone()
+    }
+}
+
+#[async_trait]
+impl OwnershipStore for OutboxStore {
+    async fn register(&self, reader: Reader, lease: Duration) -> Result<Registration, StoreError> {
         let store = self.clone();
         let write = self.0.database.write("open the outbox", move |connection| {
             let store = store.clone();
@@ -60,38 +68,33 @@ impl OutboxStore {
         write.await
     }
 
-    pub(super) async fn take_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
+    async fn acquire_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
         let (store, asked, lease) = (self.clone(), owner.to_owned(), millis(lease));
-        let write = self.0.database.write("take the ownership of the outbox", move |connection| {
+        let write = self.0.database.write("acquire the ownership of the outbox", move |connection| {
             let (store, asked) = (store.clone(), asked.clone());
             Box::pin(async move {
-                let taken = sqlx::query(store.sql(TAKE)).bind(asked).bind(lease).fetch_optional(&mut *connection);
-                if let Some(row) = taken.await? {
+                let acquired = sqlx::query(store.sql(ACQUIRE)).bind(asked).bind(lease).fetch_optional(&mut *connection);
+                if let Some(row) = acquired.await? {
                     return Ok(Owner::Us { generation: row.try_get(0)? });
                 }
                 let row = sqlx::query(store.sql(REMAINING)).fetch_one(connection).await?;
                 Ok(Owner::Other { remaining: span(row.try_get(0)?) })
             })
         });
-        let taken = write.await?;
-        if matches!(taken, Owner::Us { .. }) {
-            *self.0.owner.lock().unwrap_or_else(PoisonError::into_inner) = Some(owner.to_owned());
+        let acquired = write.await?;
+        if matches!(acquired, Owner::Us { .. }) {
+            *lock(&self.0.owner) = Some(owner.to_owned());
         }
-        Ok(taken)
+        Ok(acquired)
     }
 
-    pub(super) async fn end_ownership(&self, owner: &str) -> Result<(), StoreError> {
+    async fn release_ownership(&self, owner: &str) -> Result<(), StoreError> {
         let (store, owner) = (self.clone(), owner.to_owned());
-        let write = self.0.database.write("give up the ownership of the outbox", move |connection| {
-            let give_up = sqlx::query(store.sql(GIVE_UP)).bind(owner.clone());
-            Box::pin(async move { give_up.execute(connection).await.map(|_| ()) })
+        let write = self.0.database.write("release the ownership of the outbox", move |connection| {
+            let release = sqlx::query(store.sql(RELEASE)).bind(owner.clone());
+            Box::pin(async move { release.execute(connection).await.map(|_| ()) })
         });
         write.await
-    }
-
-    /// In whose name this process last owned the table.
-    pub(super) fn last_owner(&self) -> Option<String> {
-        self.0.owner.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

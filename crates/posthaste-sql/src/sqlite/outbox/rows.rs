@@ -7,7 +7,7 @@ use posthaste_core::outbox::{OutboxRow, OutboxStatus, ClaimedRow, Position};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row, TypeInfo, ValueRef};
 
-use crate::outbox::{delayed_until, key_of, read_headers};
+use crate::outbox::{EventRow, key_of};
 use crate::sqlite::clock::{millis_of, millis_sql, time};
 
 /// What [`read_event`] reads, from column 0.
@@ -33,13 +33,13 @@ pub(super) fn row_columns() -> String {
 
 /// A row as a claim reads it.
 pub(super) struct Due {
-    pub(super) pending: ClaimedRow,
+    pub(super) row: ClaimedRow,
     /// What its payload takes in memory, also when it is no event.
     pub(super) payload_bytes: usize,
 }
 
 pub(super) fn due(row: &SqliteRow) -> Result<Due, sqlx::Error> {
-    let pending = ClaimedRow {
+    let claimed = ClaimedRow {
         position: Position { due: row.try_get(14)?, seq: row.try_get(16)? },
         created_at: created_at(row)?,
         event: read_event(row),
@@ -48,7 +48,7 @@ pub(super) fn due(row: &SqliteRow) -> Result<Due, sqlx::Error> {
         key: None,
     };
     let payload_bytes = row.try_get::<Option<i64>, _>(AFTER_EVENT)?.unwrap_or_default().max(0) as usize;
-    Ok(Due { pending, payload_bytes })
+    Ok(Due { row: claimed, payload_bytes })
 }
 
 /// The key of the event whose aggregate stands in these columns. Aggregates that are no text in UTF-8 may share one: their
@@ -85,35 +85,34 @@ fn text(row: &SqliteRow, column: usize) -> Option<String> {
     Some(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
 
-/// How often the event was tried, and what it is. Any program may have written the row, so nothing in it is taken for
-/// granted.
 fn read_event(row: &SqliteRow) -> Result<(u32, Event), String> {
     let text = |column: usize| row.try_get::<Option<String>, _>(column).map_err(|error| error.to_string());
     let (payload, payload_bytes) = payload(row).map_err(|error| error.to_string())?;
-    let attempts = row.try_get::<u32, _>(15).map_err(|error| error.to_string())?;
-    let created_at = created_at(row).map_err(|error| error.to_string())?;
-    let available_at = time(row.try_get(14).map_err(|error| error.to_string())?);
     let occurred_at = match text(12)? {
-        Some(written) => occurred_at(row, &written).ok_or_else(|| format!("occurred_at {written:?} is not a time"))?,
-        None => created_at,
+        Some(written) => {
+            Some(occurred_at(row, &written).ok_or_else(|| format!("occurred_at {written:?} is not a time"))?)
+        }
+        None => None,
     };
-    let event = Event::builder(text(1)?.unwrap_or_default())
-        .id(text(0)?)
-        .aggregate_type(text(2)?.unwrap_or_default())
-        .aggregate_id(text(3)?)
-        .tenant_id(text(4)?)
-        .source_service(text(5)?)
-        .resource_type(text(6)?)
-        .operation_type(text(7)?)
-        .text(payload)
-        .bytes(payload_bytes)
-        .content_type(text(10)?)
-        .headers(read_headers(text(11)?.as_deref())?)
-        .occurred_at(occurred_at)
-        .available_at(delayed_until(available_at, created_at, occurred_at, attempts))
-        .build()
-        .map_err(|error| error.to_string())?;
-    Ok((attempts, event))
+    let row = EventRow {
+        event_id: text(0)?,
+        event_type: text(1)?,
+        aggregate_type: text(2)?,
+        aggregate_id: text(3)?,
+        tenant_id: text(4)?,
+        source_service: text(5)?,
+        resource_type: text(6)?,
+        operation_type: text(7)?,
+        payload,
+        payload_bytes,
+        content_type: text(10)?,
+        headers: text(11)?,
+        occurred_at,
+        created_at: created_at(row).map_err(|error| error.to_string())?,
+        available_at: time(row.try_get(14).map_err(|error| error.to_string())?),
+        attempts: row.try_get(15).map_err(|error| error.to_string())?,
+    };
+    row.into_event()
 }
 
 /// The payload as text or as bytes. The writer chose which by the value and not by the column: many languages store their

@@ -1,8 +1,9 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use posthaste_core::StoreError;
-use posthaste_core::outbox::{RowUpdate, SettledRows, DeadHead, Mode, OutboxStatus};
+use posthaste_core::outbox::{Mode, OutboxStatus, RowUpdate, SettleStore, SettledRows};
 use serde::Serialize;
 use sqlx::{Row, SqliteConnection};
 
@@ -10,13 +11,12 @@ use super::{OutboxStore, json};
 use crate::sqlite::clock::modifier;
 use crate::sqlite::errors::store_error;
 
-/// Which of the rows may be changed: pending ones whose claim still stands. One row, a JSON array. Binds: the fences, the
-/// rows.
+/// Which of the rows may be updated: pending rows that one of the fencing tokens still holds. One row, a JSON array. Binds:
+/// the tokens, the rows.
 ///
-/// That a row could be held by another claim among the fences than its own is excluded by the table of what this process
-/// holds, which names each row under its present claim only.
-pub(super) fn fence(mode: Mode) -> String {
-    let stands = match mode.leases_rows() {
+/// A row cannot be held by the token of another claim among them: this process settles a row only under its current claim.
+pub(super) fn still_held(mode: Mode) -> String {
+    let is_held = match mode.leases_rows() {
         true => "item.locked_by IN (SELECT value FROM json_each(?1))",
         false => {
             "EXISTS (SELECT 1 FROM {table}_owner
@@ -26,16 +26,16 @@ pub(super) fn fence(mode: Mode) -> String {
     format!(
         "SELECT json_group_array(item.seq)
          FROM json_each(?2) AS asked CROSS JOIN {{table}} AS item ON item.seq = asked.value
-         WHERE item.status NOT IN (1, 3) AND {stands}"
+         WHERE item.status NOT IN (1, 3) AND {is_held}"
     )
 }
 
 /// The usual case. Binds: the rows.
-pub(super) const DONE: &str = "UPDATE {table} SET status = 1, done_at = {now}, locked_by = NULL, locked_at = NULL
+pub(super) const MARK_DONE: &str = "UPDATE {table} SET status = 1, done_at = {now}, locked_by = NULL, locked_at = NULL
      WHERE seq IN (SELECT value FROM json_each(?))";
 
-/// An attempt that came to an end clears its row of the suspicion that it ends processes. Binds: the changes.
-pub(super) const CHANGE: &str = "UPDATE {table} SET
+/// An attempt that has ended shows that the row does not crash its process, so its losses are forgotten. Binds: the updates.
+pub(super) const UPDATE: &str = "UPDATE {table} SET
          status = change.status,
          attempts = coalesce(change.attempts, {table}.attempts),
          available_at = coalesce(strftime('%Y-%m-%dT%H:%M:%fZ', 'now', change.wait), available_at),
@@ -49,7 +49,7 @@ pub(super) const CHANGE: &str = "UPDATE {table} SET
            FROM json_each(?)) AS change
      WHERE {table}.seq = change.seq";
 
-/// Unblocks the first rows of the keys of these rows, so that they are met again. Binds: the rows, how many of each key.
+/// Unblocks the first rows of the keys of these rows, so that claims read them again. Binds: the rows, how many of each key.
 pub(super) const UNBLOCK: &str = "UPDATE {table} SET blocked = 0 WHERE seq IN (
          SELECT next.value
          FROM (SELECT DISTINCT aggregate_type, aggregate_id FROM {table}
@@ -62,9 +62,9 @@ pub(super) const UNBLOCK: &str = "UPDATE {table} SET blocked = 0 WHERE seq IN (
                  ORDER BY seq LIMIT ?2)
              WHERE blocked = 1)) AS next)";
 
-/// Anything but delivered, under the names in [`CHANGE`].
+/// An update that is not just DONE, under the names in [`UPDATE`].
 #[derive(Serialize)]
-struct Recorded<'a> {
+struct BoundUpdate<'a> {
     seq: i64,
     status: i16,
     attempts: Option<u32>,
@@ -73,60 +73,61 @@ struct Recorded<'a> {
     error: Option<&'a str>,
 }
 
-impl<'a> Recorded<'a> {
-    fn of(change: &'a RowUpdate) -> Self {
+impl<'a> BoundUpdate<'a> {
+    fn of(update: &'a RowUpdate) -> Self {
         Self {
-            seq: change.seq,
-            status: change.status.code(),
-            attempts: change.attempts,
-            wait: change.wait.map(modifier),
-            error: change.error.as_deref(),
+            seq: update.seq,
+            status: update.status.code(),
+            attempts: update.attempts,
+            wait: update.wait.map(modifier),
+            error: update.error.as_deref(),
         }
     }
 }
 
-impl OutboxStore {
-    pub(super) async fn change(&self, fencing_tokens: &[String], changes: &[RowUpdate]) -> Result<SettledRows, StoreError> {
+#[async_trait]
+impl SettleStore for OutboxStore {
+    async fn settle(&self, fencing_tokens: &[String], updates: &[RowUpdate]) -> Result<SettledRows, StoreError> {
         const DOING: &str = "settle in the outbox";
-        let fencing_tokens = json(fencing_tokens).map_err(|error| store_error(DOING, error))?;
-        let asked = Arc::new((fencing_tokens, changes.to_vec()));
-        let store = self.clone();
+        let tokens = json(fencing_tokens).map_err(|error| store_error(DOING, error))?;
+        let (store, asked) = (self.clone(), Arc::new((tokens, updates.to_vec())));
         let write = self.0.database.write(DOING, move |connection| {
             let (store, asked) = (store.clone(), asked.clone());
-            Box::pin(async move { store.change_rows(connection, &asked.0, &asked.1).await })
+            Box::pin(async move { store.settle_rows(connection, &asked.0, &asked.1).await })
         });
         // One transaction writes at a time: no row is ever locked.
-        Ok(SettledRows { rows: write.await?, locked: HashSet::new() })
+        Ok(SettledRows { applied: write.await?, locked: HashSet::new() })
     }
+}
 
-    async fn change_rows(
+impl OutboxStore {
+    async fn settle_rows(
         &self,
         connection: &mut SqliteConnection,
         fencing_tokens: &str,
-        changes: &[RowUpdate],
+        updates: &[RowUpdate],
     ) -> Result<HashSet<i64>, sqlx::Error> {
-        let rows: Vec<i64> = changes.iter().map(|change| change.seq).collect();
-        let fence = sqlx::query(self.sql(&fence(self.0.mode))).bind(fencing_tokens).bind(json(&rows)?);
-        let ours: String = fence.fetch_one(&mut *connection).await?.try_get(0)?;
-        let ours: HashSet<i64> = serde_json::from_str(&ours).map_err(|error| sqlx::Error::Decode(error.into()))?;
-        let (mut done, mut others, mut passed) = (Vec::new(), Vec::new(), Vec::new());
-        for change in changes.iter().filter(|change| ours.contains(&change.seq)) {
-            match change.status {
-                OutboxStatus::Done => done.push(change.seq),
-                _ => others.push(Recorded::of(change)),
+        let rows: Vec<i64> = updates.iter().map(|update| update.seq).collect();
+        let held = sqlx::query(self.sql(&still_held(self.0.mode))).bind(fencing_tokens).bind(json(&rows)?);
+        let held: String = held.fetch_one(&mut *connection).await?.try_get(0)?;
+        let held: HashSet<i64> = serde_json::from_str(&held).map_err(|error| sqlx::Error::Decode(error.into()))?;
+        let (mut done, mut others, mut finished) = (Vec::new(), Vec::new(), Vec::new());
+        for update in updates.iter().filter(|update| held.contains(&update.seq)) {
+            match update.status {
+                OutboxStatus::Done => done.push(update.seq),
+                _ => others.push(BoundUpdate::of(update)),
             }
-            if change.status == OutboxStatus::Dead && self.0.mode == Mode::Ordered(DeadHead::Skip) {
-                passed.push(change.seq);
+            if self.0.mode.is_finished(update.status) {
+                finished.push(update.seq);
             }
         }
         if !done.is_empty() {
-            sqlx::query(self.sql(DONE)).bind(json(&done)?).execute(&mut *connection).await?;
+            sqlx::query(self.sql(MARK_DONE)).bind(json(&done)?).execute(&mut *connection).await?;
         }
         if !others.is_empty() {
-            sqlx::query(self.sql(CHANGE)).bind(json(&others)?).execute(&mut *connection).await?;
+            sqlx::query(self.sql(UPDATE)).bind(json(&others)?).execute(&mut *connection).await?;
         }
-        passed.extend(done);
-        self.unblock(connection, &passed).await?;
-        Ok(ours)
+        self.unblock(connection, &finished).await?;
+        Ok(held)
     }
 }

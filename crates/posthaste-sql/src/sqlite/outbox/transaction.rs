@@ -4,32 +4,32 @@ use sqlx::sqlite::SqlitePool;
 use sqlx::{Connection, SqlSafeStr, Sqlite, SqliteConnection};
 use tokio::runtime::Handle;
 
-use crate::sqlite::turn::{ClaimedRows, Turn};
+use crate::sqlite::writer_lock::{WriterLock, WriterPermit};
 
 /// IMMEDIATE takes the lock now, where waiting is allowed, and not at the first write.
 const BEGIN: &str = "BEGIN IMMEDIATE";
 
-/// A transaction of the service that has waited for its turn to write. Dropped without a commit it is rolled back.
+/// A transaction of the service that holds the writer lock. Dropped without a commit it is rolled back.
 pub struct Transaction {
     /// `None` once it is ended.
     inner: Option<sqlx::Transaction<'static, Sqlite>>,
-    /// Given back when it has ended.
-    turn: Option<ClaimedRows>,
+    /// Released when the transaction has ended.
+    writer: Option<WriterPermit>,
 }
 
 impl Transaction {
-    /// Asks for a connection that is idle once it has its turn, so that those that wait for their turn keep none from
-    /// those that read. Where none is idle it waits for one without the turn: a service that uses up its pool must not
+    /// Takes a connection only when it has the writer lock, so that tasks which wait for the lock keep no connection from
+    /// those that read. If no connection is idle it waits for one without the lock: a service that uses up its pool must not
     /// keep the outbox from writing.
-    pub(super) async fn begin(pool: &SqlitePool, turns: &Turn) -> Result<Self, sqlx::Error> {
-        let patience = pool.options().get_acquire_timeout();
-        let mut turn = turns.take(patience).await.ok_or(sqlx::Error::PoolTimedOut)?;
+    pub(super) async fn begin(pool: &SqlitePool, lock: &WriterLock) -> Result<Self, sqlx::Error> {
+        let timeout = pool.options().get_acquire_timeout();
+        let mut writer = lock.acquire(timeout).await.ok_or(sqlx::Error::PoolTimedOut)?;
         let mut connection = match pool.try_acquire() {
             Some(connection) => connection,
             None => {
-                drop(turn);
+                drop(writer);
                 let connection = pool.acquire().await?;
-                turn = turns.take(patience).await.ok_or(sqlx::Error::PoolTimedOut)?;
+                writer = lock.acquire(timeout).await.ok_or(sqlx::Error::PoolTimedOut)?;
                 connection
             }
         };
@@ -40,12 +40,12 @@ impl Transaction {
             connection = pool.acquire().await?;
         }
         let inner = sqlx::Transaction::begin(connection, Some(BEGIN.into_sql_str())).await?;
-        Ok(Self { inner: Some(inner), turn: Some(turn) })
+        Ok(Self { inner: Some(inner), writer: Some(writer) })
     }
 
     pub(super) async fn commit(mut self) -> Result<(), sqlx::Error> {
         // ClaimedRows apart only here: dropped half way, both are dropped in this order.
-        let (inner, _turn) = (self.inner.take(), self.turn.take());
+        let (inner, _writer) = (self.inner.take(), self.writer.take());
         match inner {
             Some(inner) => inner.commit().await,
             None => Ok(()),
@@ -53,7 +53,7 @@ impl Transaction {
     }
 
     pub(super) async fn rollback(mut self) -> Result<(), sqlx::Error> {
-        let (inner, _turn) = (self.inner.take(), self.turn.take());
+        let (inner, _writer) = (self.inner.take(), self.writer.take());
         match inner {
             Some(inner) => inner.rollback().await,
             None => Ok(()),
@@ -84,11 +84,11 @@ impl DerefMut for Transaction {
 impl Drop for Transaction {
     /// Whoever comes next finds it rolled back.
     fn drop(&mut self) {
-        if let (Some(inner), turn, Ok(runtime)) = (self.inner.take(), self.turn.take(), Handle::try_current()) {
+        if let (Some(inner), writer, Ok(runtime)) = (self.inner.take(), self.writer.take(), Handle::try_current()) {
             runtime.spawn(async move {
                 // Who cannot roll back has nothing to roll back any more.
                 let _ = inner.rollback().await;
-                drop(turn);
+                drop(writer);
             });
         }
     }

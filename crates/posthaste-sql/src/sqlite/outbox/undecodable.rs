@@ -5,8 +5,9 @@ use sqlx::SqliteConnection;
 
 use super::OutboxStore;
 
-/// How many rows one look buries: a program that inserts many of them must not keep everybody else from writing.
-const BURIED_AT_ONCE: i64 = 10_000;
+/// How many rows are marked in one transaction: a program that inserts many of them must not keep everybody else from
+/// writing.
+const MARKED_AT_ONCE: i64 = 10_000;
 
 /// An event type that is no text in UTF-8, as only other programs can write it.
 pub(super) struct UndecodableType {
@@ -15,9 +16,9 @@ pub(super) struct UndecodableType {
     pub(super) bytes: Vec<u8>,
 }
 
-/// Not where another process owns the table, which buries them itself. It takes no ownership of its own: no channel can
-/// hold these rows.
-pub(super) const BURY: &str =
+/// Not where another process owns the table: that one marks them itself. No ownership is needed, because no channel can claim
+/// these rows.
+pub(super) const MARK_DEAD: &str =
     "UPDATE {table} SET status = 3, done_at = {now}, last_error = ?3, locked_by = NULL, locked_at = NULL
      WHERE seq IN (SELECT seq FROM {table} INDEXED BY {table}_pending_of_type
                    WHERE status IN (0, 2) AND event_type = CASE WHEN ?1 THEN CAST(?2 AS TEXT) ELSE ?2 END LIMIT ?4)
@@ -26,36 +27,36 @@ pub(super) const BURY: &str =
 impl OutboxStore {
     /// Makes the rows of these types dead, with the reason; it is no reason to stop when that fails.
     pub(super) async fn mark_undecodable_dead(&self, types: Vec<UndecodableType>) {
-        match self.try_bury(types).await {
+        match self.try_mark_dead(types).await {
             Ok(0) => {}
             Ok(rows) => {
-                tracing::error!(table = %self.0.table, rows, "outbox rows whose event type is no text are dead")
+                tracing::error!(table = %self.0.table, rows, "outbox rows whose event type is no text are DEAD")
             }
-            Err(error) => tracing::warn!(error = error.chain(), "undecodable outbox rows are left for the next look"),
+            Err(error) => tracing::warn!(error = error.chain(), "failed to mark undecodable outbox rows as DEAD: trying again later"),
         }
     }
 
-    async fn try_bury(&self, types: Vec<UndecodableType>) -> Result<u64, StoreError> {
+    async fn try_mark_dead(&self, types: Vec<UndecodableType>) -> Result<u64, StoreError> {
         let (store, types) = (self.clone(), Arc::new(types));
-        let bury = self.0.database.write("bury undecodable rows of the outbox", move |connection| {
+        let mark = self.0.database.write("mark undecodable rows of the outbox as DEAD", move |connection| {
             let (store, types) = (store.clone(), types.clone());
-            Box::pin(async move { store.bury(connection, &types).await })
+            Box::pin(async move { store.mark_dead(connection, &types).await })
         });
-        bury.await
+        mark.await
     }
 
-    async fn bury(&self, connection: &mut SqliteConnection, types: &[UndecodableType]) -> Result<u64, sqlx::Error> {
+    async fn mark_dead(&self, connection: &mut SqliteConnection, types: &[UndecodableType]) -> Result<u64, sqlx::Error> {
         const REASON: &str = "undecodable: event_type is not text in UTF-8";
         let owner = self.last_owner();
-        let mut buried = 0;
+        let mut marked = 0;
         for UndecodableType { is_text, bytes } in types {
-            let bury = sqlx::query(self.sql(BURY)).bind(is_text).bind(&bytes[..]).bind(REASON);
-            let bury = bury.bind(BURIED_AT_ONCE - buried as i64).bind(&owner);
-            buried += bury.execute(&mut *connection).await?.rows_affected();
-            if buried as i64 >= BURIED_AT_ONCE {
+            let mark = sqlx::query(self.sql(MARK_DEAD)).bind(is_text).bind(&bytes[..]).bind(REASON);
+            let mark = mark.bind(MARKED_AT_ONCE - marked as i64).bind(&owner);
+            marked += mark.execute(&mut *connection).await?.rows_affected();
+            if marked as i64 >= MARKED_AT_ONCE {
                 break;
             }
         }
-        Ok(buried)
+        Ok(marked)
     }
 }

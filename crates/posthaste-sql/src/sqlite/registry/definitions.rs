@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, QueryBuilder, Row};
 
 use super::{Refusal, RegistryTables, check_version, page};
 use crate::sqlite::clock::{NOW_MS, time};
-use crate::sqlite::errors::Doing;
+use crate::sqlite::errors::doing;
 
 pub(super) const COLUMNS: &str = "event_definition.id, source_service, event_type, resource_type, operation_type, \
      description, event_definition.created_at, event_definition.updated_at, event_definition.version";
@@ -46,16 +46,16 @@ impl DefinitionStore for RegistryTables {
 
     async fn definition(&self, id: &str) -> Result<Option<Definition>, StoreError> {
         let sql = AssertSqlSafe(format!("SELECT {COLUMNS} FROM event_definition WHERE id = ?"));
-        let row = sqlx::query(sql).bind(id).fetch_optional(self.database.operators()).await;
-        row.and_then(|row| row.map(|row| read(&row, 0)).transpose()).doing("read a definition")
+        let row = doing("read a definition", sqlx::query(sql).bind(id).fetch_optional(self.database.operators())).await?;
+        doing("read a definition", async { row.map(|row| read(&row, 0)).transpose() }).await
     }
 
     async fn definition_of_key(&self, key: &EventKey) -> Result<Option<Definition>, StoreError> {
         let sql = AssertSqlSafe(format!("SELECT {COLUMNS} FROM event_definition WHERE {BY_KEY}"));
         let query = sqlx::query(sql).bind(&key.source_service).bind(&key.event_type);
         let query = query.bind(&key.resource_type).bind(&key.operation_type);
-        let row = query.fetch_optional(self.database.operators()).await;
-        row.and_then(|row| row.map(|row| read(&row, 0)).transpose()).doing("read a definition")
+        let row = doing("read a definition", query.fetch_optional(self.database.operators())).await?;
+        doing("read a definition", async { row.map(|row| read(&row, 0)).transpose() }).await
     }
 
     async fn definitions(&self, request: PageRequest) -> Result<Page<Definition>, StoreError> {
@@ -63,7 +63,7 @@ impl DefinitionStore for RegistryTables {
             query.push(" WHERE true");
         };
         let page = page(&self.database, COLUMNS, "event_definition", request, all, |row| read(row, 0));
-        page.await.doing("list the definitions")
+        doing("list the definitions", page).await
     }
 }
 

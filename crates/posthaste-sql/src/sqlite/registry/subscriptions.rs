@@ -11,7 +11,7 @@ use sqlx::{AssertSqlSafe, QueryBuilder, Row};
 
 use super::{Refusal, RegistryTables, check_version, page, raise_version};
 use crate::sqlite::clock::{NOW_MS, millis, span, time};
-use crate::sqlite::errors::Doing;
+use crate::sqlite::errors::doing;
 
 pub(super) const COLUMNS: &str = "subscription.id, subscriber_id, definition_id, endpoint, endpoint_digest, \
      payload_type, auth_type, credentials_sealed, header_names, timeout_ms, max_retry, tenant_id, active, \
@@ -53,8 +53,8 @@ impl SubscriptionStore for RegistryTables {
 
     async fn subscription(&self, id: &str) -> Result<Option<Subscription>, StoreError> {
         let sql = AssertSqlSafe(format!("SELECT {COLUMNS} FROM subscription WHERE id = ?"));
-        let row = sqlx::query(sql).bind(id).fetch_optional(self.database.operators()).await;
-        row.and_then(|row| row.map(|row| read(&row, 0)).transpose()).doing("read a subscription")
+        let row = doing("read a subscription", sqlx::query(sql).bind(id).fetch_optional(self.database.operators())).await?;
+        doing("read a subscription", async { row.map(|row| read(&row, 0)).transpose() }).await
     }
 
     async fn subscriptions(
@@ -72,12 +72,12 @@ impl SubscriptionStore for RegistryTables {
             }
         };
         let page = page(&self.database, COLUMNS, "subscription", request, conditions, |row| read(row, 0));
-        page.await.doing("list the subscriptions")
+        doing("list the subscriptions", page).await
     }
 
     async fn has_sealed_credentials(&self) -> Result<bool, StoreError> {
         let found = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM sealing)");
-        found.fetch_one(self.database.operators()).await.doing("look for sealed credentials")
+        doing("look for sealed credentials", found.fetch_one(self.database.operators())).await
     }
 }
 

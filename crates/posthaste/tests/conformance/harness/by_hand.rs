@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use posthaste::{Event, Failure, Mode, Pool, TableName};
-use posthaste_core::outbox::{RowUpdate, OutboxItem, OutboxSource, Owner, Reader, Store, Table, OperatorStore};
+use posthaste_core::outbox::{RowUpdate, OutboxItem, OutboxSource, Owner, Reader, Store, Table};
 use posthaste_core::{Claim, Claimed, Disposition, Settled, Settlement, Source};
 use tokio::time::Instant;
 
@@ -113,7 +113,7 @@ pub struct Marks<S> {
     fence: String,
 }
 
-impl<S: Store + OperatorStore> Marks<S> {
+impl<S: Store> Marks<S> {
     pub async fn of<H: Harness<Store = S>>(db: &H) -> Self {
         let store = db.pool().await.open(TableName::default(), Mode::SingleNode).await.unwrap();
         store.register(Reader::Dispatcher, LEASE).await.unwrap();
@@ -123,6 +123,6 @@ impl<S: Store + OperatorStore> Marks<S> {
 
     pub async fn mark(&self, seq: i64, disposition: &Disposition) -> bool {
         let changes = [RowUpdate::of(seq, 1, disposition)];
-        self.store.settle(std::slice::from_ref(&self.fence), &changes).await.unwrap().rows.contains(&seq)
+        self.store.settle(std::slice::from_ref(&self.fence), &changes).await.unwrap().applied.contains(&seq)
     }
 }

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste::{DeadFilter, Event, FaultKind, Mode, OpenError, OutboxRow, Pool, StoreError, TableName};
-use posthaste_core::Wakeup;
 use posthaste_core::outbox::{
-    RowUpdate, SettledRows, LeaseSet, Owner, Purge, Reader, Registration, Store, ClaimedRows, OperatorStore, ClaimRequest,
+    ClaimRequest, ClaimStore, ClaimedRows, LeaseSet, LeaseStore, Notifier, OperatorStore, Owner, OwnershipStore, Position,
+    Purge, Reader, Registration, RowUpdate, SettleStore, SettledRows, Store, WriteStore,
 };
 
 /// What a store was asked to do, and what it is told to refuse.
@@ -83,17 +83,17 @@ pub struct Watched<S> {
 }
 
 #[async_trait]
-impl<S: Store + OperatorStore, P: Pool<S>> Pool<Watched<S>> for WatchedPool<P> {
+impl<S: Store, P: Pool<S>> Pool<Watched<S>> for WatchedPool<P> {
     async fn open(&self, table: TableName, mode: Mode) -> Result<Watched<S>, OpenError> {
         self.book.note("open", 0)?;
         Ok(Watched { store: self.pool.open(table, mode).await?, book: self.book.clone() })
     }
 }
 
-#[async_trait]
 impl<S: Store> Store for Watched<S> {
-    type Connection = S::Connection;
-    type Transaction = S::Transaction;
+    fn notifier(&self) -> Option<&dyn Notifier> {
+        self.store.notifier()
+    }
 
     fn table(&self) -> &TableName {
         self.store.table()
@@ -103,20 +103,33 @@ impl<S: Store> Store for Watched<S> {
         self.store.mode()
     }
 
+    fn runs_on_own_thread(&self) -> bool {
+        self.store.runs_on_own_thread()
+    }
+}
+
+#[async_trait]
+impl<S: Store> OwnershipStore for Watched<S> {
     async fn register(&self, reader: Reader, lease: Duration) -> Result<Registration, StoreError> {
         self.book.note("register", 0)?;
         self.store.register(reader, lease).await
     }
 
     async fn acquire_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
-        self.book.note("own", 0)?;
+        self.book.note("acquire_ownership", 0)?;
         self.store.acquire_ownership(owner, lease).await
     }
 
     async fn release_ownership(&self, owner: &str) -> Result<(), StoreError> {
-        self.book.note("disown", 0)?;
+        self.book.note("release_ownership", 0)?;
         self.store.release_ownership(owner).await
     }
+}
+
+#[async_trait]
+impl<S: Store> WriteStore for Watched<S> {
+    type Connection = S::Connection;
+    type Transaction = S::Transaction;
 
     async fn begin(&self) -> Result<S::Transaction, StoreError> {
         self.book.note("begin", 0)?;
@@ -147,13 +160,16 @@ impl<S: Store> Store for Watched<S> {
         self.book.note("surviving", rows.len())?;
         self.store.surviving(connection, rows).await
     }
+}
 
+#[async_trait]
+impl<S: Store> ClaimStore for Watched<S> {
     async fn claim(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, StoreError> {
-        self.book.note("take", request.limit)?;
+        self.book.note("claim", request.limit)?;
         let taken = self.store.claim(request).await?;
         match taken.rows.is_empty() {
             true => Ok(taken),
-            false => self.book.answer("take", taken),
+            false => self.book.answer("claim", taken),
         }
     }
 
@@ -162,16 +178,26 @@ impl<S: Store> Store for Watched<S> {
         self.store.next_due(request).await
     }
 
-    async fn mark_started(&self, claim_id: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
-        self.book.note("mark_started", rows.len())?;
-        self.store.mark_started(claim_id, started, rows).await
+    async fn unblock_orphans(&self, after: Option<Position>, limit: usize) -> Result<Option<Position>, StoreError> {
+        self.book.note("unblock_orphans", limit)?;
+        self.store.unblock_orphans(after, limit).await
     }
 
+    async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
+        self.store.pending_types().await
+    }
+}
+
+#[async_trait]
+impl<S: Store> SettleStore for Watched<S> {
     async fn settle(&self, fencing_tokens: &[String], changes: &[RowUpdate]) -> Result<SettledRows, StoreError> {
-        self.book.note("record", changes.len())?;
+        self.book.note("settle", changes.len())?;
         self.store.settle(fencing_tokens, changes).await
     }
+}
 
+#[async_trait]
+impl<S: Store> LeaseStore for Watched<S> {
     async fn renew(&self, claim_ids: &[String], rows: &[i64]) -> Result<SettledRows, StoreError> {
         self.book.note("renew", rows.len())?;
         self.store.renew(claim_ids, rows).await
@@ -183,29 +209,14 @@ impl<S: Store> Store for Watched<S> {
         self.store.release(leases).await
     }
 
-    fn runs_on_own_thread(&self) -> bool {
-        self.store.runs_on_own_thread()
-    }
-
-    async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
-        self.store.pending_types().await
-    }
-
-    fn tells_others(&self) -> bool {
-        self.store.tells_others()
-    }
-
-    async fn notify(&self) -> Result<(), StoreError> {
-        self.store.notify().await
-    }
-
-    async fn listen(&self, wakeup: Wakeup) -> Result<(), StoreError> {
-        self.store.listen(wakeup).await
+    async fn mark_started(&self, claim_id: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        self.book.note("mark_started", rows.len())?;
+        self.store.mark_started(claim_id, started, rows).await
     }
 }
 
 #[async_trait]
-impl<S: OperatorStore> OperatorStore for Watched<S> {
+impl<S: Store> OperatorStore for Watched<S> {
     async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
         self.book.note("find", 0)?;
         self.store.find(event_id).await
@@ -239,5 +250,10 @@ impl<S: OperatorStore> OperatorStore for Watched<S> {
     async fn oldest_due(&self) -> Result<Option<Duration>, StoreError> {
         self.book.note("oldest_due", 0)?;
         self.store.oldest_due().await
+    }
+
+    async fn oldest_due_by_type(&self) -> Result<Vec<(String, Duration)>, StoreError> {
+        self.book.note("oldest_due_by_type", 0)?;
+        self.store.oldest_due_by_type().await
     }
 }

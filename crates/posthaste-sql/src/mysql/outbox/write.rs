@@ -1,11 +1,14 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
-use posthaste_core::{Delay, Event, Payload};
-use sqlx::{MySqlConnection, Row};
+use async_trait::async_trait;
+use posthaste_core::outbox::{InTransaction, WriteStore};
+use posthaste_core::{Delay, Event, FaultKind, Payload, StoreError};
+use sqlx::{MySql, MySqlConnection, Row, Transaction};
 
-use super::OutboxStore;
+use super::{OutboxStore, list};
+use crate::begin::begin;
 use crate::mysql::clock::{micros, storable};
-use crate::mysql::errors::number;
+use crate::mysql::errors::{commit_error, doing, number, store_error};
 use crate::outbox::{chunks, write_headers};
 
 /// Numbers are given in the order of the rows.
@@ -26,10 +29,10 @@ const NUMBERS: &str = "SELECT event_id, seq
      STRAIGHT_JOIN {table} ON event_id = CONVERT(listed.id USING utf8mb4) COLLATE utf8mb4_bin";
 
 /// Binds: the rows. A transaction that a deadlock has undone commits what came after it as if it were well.
-pub(super) const SURVIVING: &str = "SELECT seq FROM {rows}";
+const SURVIVING: &str = "SELECT seq FROM {rows}";
 
 /// True if a transaction is open. Outside of one a savepoint ends with the statement that made it.
-pub(super) async fn is_in_transaction(connection: &mut MySqlConnection) -> Result<bool, sqlx::Error> {
+async fn is_in_transaction(connection: &mut MySqlConnection) -> Result<bool, sqlx::Error> {
     const NO_SUCH_SAVEPOINT: u16 = 1305;
     sqlx::raw_sql("SAVEPOINT posthaste_probe").execute(&mut *connection).await?;
     match sqlx::raw_sql("RELEASE SAVEPOINT posthaste_probe").execute(connection).await {
@@ -60,20 +63,70 @@ pub(super) fn insert(events: &[&Event], is_locked: bool) -> String {
     sql
 }
 
-impl OutboxStore {
-    pub(super) async fn insert_all(
+#[async_trait]
+impl WriteStore for OutboxStore {
+    type Connection = MySqlConnection;
+    type Transaction = Transaction<'static, MySql>;
+
+    async fn begin(&self) -> Result<Self::Transaction, StoreError> {
+        begin(&self.pool, None).await.map_err(|error| store_error("begin a transaction", error))
+    }
+
+    async fn commit(&self, transaction: Self::Transaction) -> Result<(), StoreError> {
+        transaction.commit().await.map_err(|error| commit_error("commit a transaction", error))
+    }
+
+    async fn rollback(&self, transaction: Self::Transaction) -> Result<(), StoreError> {
+        transaction.rollback().await.map_err(|error| store_error("roll back a transaction", error))
+    }
+
+    async fn insert(
         &self,
         connection: &mut MySqlConnection,
         events: &[&Event],
         claim_id: Option<&str>,
-    ) -> Result<Vec<i64>, sqlx::Error> {
-        let mut numbers = Vec::with_capacity(events.len());
-        for chunk in chunks(events) {
-            numbers.extend(self.insert_chunk(connection, chunk, claim_id).await?);
-        }
-        Ok(numbers)
+    ) -> Result<Vec<i64>, StoreError> {
+        let insert = async {
+            let mut numbers = Vec::with_capacity(events.len());
+            for chunk in chunks(events) {
+                numbers.extend(self.insert_chunk(connection, chunk, claim_id).await?);
+            }
+            Ok(numbers)
+        };
+        doing("write to the outbox", insert).await
     }
 
+    async fn surviving(&self, connection: &mut MySqlConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        const DOING: &str = "commit a transaction";
+        let failed = |error| store_error(DOING, error);
+        let mut surviving: HashSet<i64> = HashSet::new();
+        if !rows.is_empty() {
+            let found = sqlx::query_scalar(self.sql(SURVIVING)).bind(list(rows)).fetch_all(&mut *connection);
+            let found: Vec<i64> = found.await.map_err(failed)?;
+            surviving.extend(found);
+        }
+        // After a deadlock the server has rolled everything back, and commits every later statement by itself.
+        let is_complete = !rows.is_empty() && surviving.len() == rows.len();
+        if !is_complete && !is_in_transaction(connection).await.map_err(failed)? {
+            let reason = "the database rolled it back after an error that was ignored";
+            return Err(StoreError::new(DOING, FaultKind::OutcomeUnknown, reason));
+        }
+        Ok(surviving)
+    }
+}
+
+impl InTransaction<OutboxStore> for Transaction<'_, MySql> {
+    fn connection(&mut self) -> &mut MySqlConnection {
+        self
+    }
+
+    /// sqlx does not show the end of its transactions.
+    fn begun_by_outbox(&mut self) -> Option<&mut posthaste_core::outbox::Transaction<OutboxStore>> {
+        None
+    }
+}
+
+impl OutboxStore {
     async fn insert_chunk(
         &self,
         connection: &mut MySqlConnection,

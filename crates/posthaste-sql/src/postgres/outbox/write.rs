@@ -1,10 +1,16 @@
+use std::collections::HashSet;
+
+use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use posthaste_core::{Delay, Event, Payload};
-use sqlx::{PgConnection, Row};
+use posthaste_core::outbox::{InTransaction, WriteStore};
+use posthaste_core::{Delay, Event, Payload, StoreError};
+use sqlx::{PgConnection, Postgres, Row, Transaction};
 
 use super::OutboxStore;
+use crate::begin::begin;
 use crate::outbox::{chunks, write_headers};
 use crate::postgres::clock::{micros, storable};
+use crate::postgres::errors::{commit_error, doing, store_error};
 
 /// Numbers are given in the order of the arrays, which is that of the events.
 const INSERT: &str = "INSERT INTO {table} (event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service,
@@ -32,23 +38,63 @@ const INSERT_ONE: &str =
          coalesce($14, {now} + $15 * interval '1 microsecond'), $16, CASE WHEN $16 IS NOT NULL THEN {now} END, $17)
      RETURNING seq";
 
-impl OutboxStore {
-    pub(super) async fn insert_all(
+#[async_trait]
+impl WriteStore for OutboxStore {
+    type Connection = PgConnection;
+    type Transaction = Transaction<'static, Postgres>;
+
+    async fn begin(&self) -> Result<Self::Transaction, StoreError> {
+        begin(&self.pool, None).await.map_err(|error| store_error("begin a transaction", error))
+    }
+
+    async fn commit(&self, transaction: Self::Transaction) -> Result<(), StoreError> {
+        transaction.commit().await.map_err(|error| commit_error("commit a transaction", error))
+    }
+
+    async fn rollback(&self, transaction: Self::Transaction) -> Result<(), StoreError> {
+        transaction.rollback().await.map_err(|error| store_error("roll back a transaction", error))
+    }
+
+    async fn insert(
         &self,
         connection: &mut PgConnection,
         events: &[&Event],
         claim_id: Option<&str>,
-    ) -> Result<Vec<i64>, sqlx::Error> {
-        if let [event] = events {
-            return Ok(vec![self.insert_one(connection, event, claim_id).await?]);
-        }
-        let mut numbers = Vec::with_capacity(events.len());
-        for chunk in chunks(events) {
-            numbers.extend(self.insert_chunk(connection, chunk, claim_id).await?);
-        }
-        Ok(numbers)
+    ) -> Result<Vec<i64>, StoreError> {
+        let insert = async {
+            if let [event] = events {
+                return Ok(vec![self.insert_one(connection, event, claim_id).await?]);
+            }
+            let mut numbers = Vec::with_capacity(events.len());
+            for chunk in chunks(events) {
+                numbers.extend(self.insert_chunk(connection, chunk, claim_id).await?);
+            }
+            Ok(numbers)
+        };
+        doing("write to the outbox", insert).await
     }
 
+    async fn surviving(&self, connection: &mut PgConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        // PostgreSQL answers the COMMIT of a transaction in which a statement has failed with success, but it refuses any
+        // other statement in it. Looking for the rows themselves would cost a transaction half its time.
+        let ask = sqlx::query("SELECT 1").execute(connection).await;
+        ask.map_err(|error| store_error("commit a transaction", error))?;
+        Ok(rows.iter().copied().collect())
+    }
+}
+
+impl InTransaction<OutboxStore> for Transaction<'_, Postgres> {
+    fn connection(&mut self) -> &mut PgConnection {
+        self
+    }
+
+    /// sqlx does not show the end of its transactions.
+    fn begun_by_outbox(&mut self) -> Option<&mut posthaste_core::outbox::Transaction<OutboxStore>> {
+        None
+    }
+}
+
+impl OutboxStore {
     async fn insert_one(
         &self,
         connection: &mut PgConnection,
