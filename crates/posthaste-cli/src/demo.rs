@@ -1,7 +1,7 @@
 //! The whole pipeline in one terminal: a server, a publisher, and three subscribers of which two behave badly.
 
 mod progress;
-mod matching;
+mod subscribers;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::client::Client;
 use crate::config::Config;
+use crate::database;
 use crate::definitions::KeyFlags;
 use crate::embedded::{EmbeddedServer, StartError};
 use crate::output::{Table, print, say};

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use posthaste_core::heartbeat;
+use posthaste_core::metric_names::HUB_TASK_PANICS;
+use posthaste_core::{Backoff, heartbeat};
 use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{ConnectOptions, Connection};
@@ -18,8 +19,9 @@ use super::writer_lock::{BUSY_TIMEOUT, WriterLock};
 /// How many jobs share one commit at most: bounds how long the first of them waits.
 const GROUP: usize = 256;
 
-/// How long the writer waits before it connects anew.
-const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
+/// How long the writer waits before it connects again.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The one connection that writes, behind a queue. Jobs that wait together commit together.
 #[derive(Clone)]
@@ -141,11 +143,12 @@ async fn keep_serving(
     loop {
         let serving = AssertUnwindSafe(serve(connection, writer_lock.clone(), &mut requests)).catch_unwind();
         let Err(panic) = serving.await else { return };
-        metrics::counter!("posthaste_task_panics_total", "task" => "sqlite-writer").increment(1);
+        metrics::counter!(HUB_TASK_PANICS, "task" => "sqlite-writer").increment(1);
         tracing::error!(panic = message(&*panic), "the SQLite writer panicked and connects anew");
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         connection = loop {
-            // A short pause each time: a panic or a refusal that repeats must not take the processor.
-            sleep(RECONNECT_PAUSE).await;
+            // A pause each time: a panic or a refusal that repeats must not take the processor.
+            sleep(backoff.next_pause()).await;
             match connect(&options).await {
                 Ok(connection) => break connection,
                 Err(error) => tracing::error!(%error, "the SQLite writer cannot connect; trying again"),
