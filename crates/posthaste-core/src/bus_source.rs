@@ -10,7 +10,10 @@ use tokio::time::Instant;
 
 use crate::bus::{Bus, Consumer, Fetched, Poison, Position, Quarantine, Record};
 use crate::relay::LONGEST_WAIT;
-use crate::{Claim, Claimed, Disposition, Failure, FailureClass, Settled, Settlement, Source, StoreError, Wakeup, lock, metric_names};
+use crate::{
+    Claim, Claimed, Disposition, Failure, FailureClass, Settled, Settlement, Source, StoreError, Wakeup, lock,
+    metric_names,
+};
 
 /// A bus as a [`Source`]: what a group has not acked is claimed, what is settled is acked.
 ///
@@ -195,7 +198,8 @@ impl<T: Send + Sync + 'static> BusSource<T> {
             );
         }
         self.quarantine.quarantine(&self.group, poison).await?;
-        metrics::counter!(metric_names::QUARANTINED_TOTAL, "group" => self.group.clone()).increment(poison.len() as u64);
+        metrics::counter!(metric_names::QUARANTINED_TOTAL, "group" => self.group.clone())
+            .increment(poison.len() as u64);
         let positions: Vec<_> = poison.iter().map(|poison| &poison.record.position).collect();
         self.consumer.ack(&positions).await?;
         Ok(())
@@ -232,7 +236,6 @@ impl<T: Send + Sync + 'static> BusSource<T> {
         let waiting = lock(&self.waiting);
         waiting.heap.len() < self.options.max_waiting && waiting.bytes < self.options.max_waiting_bytes
     }
-
 }
 
 /// Records on their way out of a claim. Dropped before that, because the claim failed, panicked or was cancelled, they wait
@@ -291,7 +294,8 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
             }
         }
         self.isolate().await;
-        let next = lock(&self.waiting).heap.peek().map(|Reverse(next)| next.at.saturating_duration_since(Instant::now()));
+        let next =
+            lock(&self.waiting).heap.peek().map(|Reverse(next)| next.at.saturating_duration_since(Instant::now()));
         // Unreadable records made a full fetch look short.
         let next_due = if full { Some(Duration::ZERO) } else { next };
         Ok(Claim { items: kept.give(), next_due })
@@ -312,7 +316,9 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
         for (index, settlement) in settlements.iter().enumerate() {
             let disposition = settlement.disposition;
             match disposition {
-                Disposition::Retry { after, counted, .. } if failure_to_dead_letter(disposition, defer_after).is_none() => {
+                Disposition::Retry { after, counted, .. }
+                    if failure_to_dead_letter(disposition, defer_after).is_none() =>
+                {
                     again.push((*after, next_attempt(settlement.claimed, *counted)));
                 }
                 // Delivered, or dead-lettered by now.
@@ -362,7 +368,9 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
 fn failure_to_dead_letter(disposition: &Disposition, defer_after: Option<Duration>) -> Option<&Failure> {
     match (disposition, defer_after) {
         (Disposition::Dead(failure), _) => Some(failure),
-        (Disposition::Retry { after, counted, failure: Some(failure) }, Some(longest)) if !counted || *after > longest => {
+        (Disposition::Retry { after, counted, failure: Some(failure) }, Some(longest))
+            if !counted || *after > longest =>
+        {
             Some(failure)
         }
         _ => None,

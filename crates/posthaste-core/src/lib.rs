@@ -42,7 +42,7 @@ pub use log_limit::LogLimit;
 pub use outbox::{Interceptor, ListenerSink, Listeners, RegistrationError};
 pub use outcome::{Disposition, Failure, FailureClass, Outcome, Settled};
 pub use progress::{Progress, ProgressError};
-pub use relay::{HotDeadline, HotQueue, HotPermit, Jitter, OnStop, Relay, RelayOptions};
+pub use relay::{HotDeadline, HotPermit, HotQueue, Jitter, OnStop, Relay, RelayOptions};
 pub use retry::{RetryPolicy, decide};
 pub use sink::{Delivery, Sink};
 pub use source::{Claim, Claimed, Settlement, Source};

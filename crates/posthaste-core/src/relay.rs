@@ -146,7 +146,11 @@ impl<S: Source, K: Sink<Item = S::Item>> Relay<S, K> {
             shared.release_queued();
         }
         if timeout(shared.options.drain, shared.in_flight.emptied()).await.is_err() {
-            tracing::warn!(relay = shared.name, in_flight = shared.in_flight.len(), "the drain time is over: releasing what is still in flight");
+            tracing::warn!(
+                relay = shared.name,
+                in_flight = shared.in_flight.len(),
+                "the drain time is over: releasing what is still in flight"
+            );
         }
         // From here on nothing that a delivery still says is heard: it is given back instead.
         shared.close();

@@ -39,11 +39,21 @@ pub struct Delivery<T> {
 
 /// Receives the outcome of a delivery: the relay, or a test.
 pub(crate) trait Reporter<T>: Send + Sync {
-    fn report(&self, item: Arc<InFlightItem<T>>, rest: VecDeque<Arc<InFlightItem<T>>>, outcome: Outcome, took: Duration);
+    fn report(
+        &self,
+        item: Arc<InFlightItem<T>>,
+        rest: VecDeque<Arc<InFlightItem<T>>>,
+        outcome: Outcome,
+        took: Duration,
+    );
 }
 
 impl<T> Delivery<T> {
-    pub(crate) fn new(item: Arc<InFlightItem<T>>, rest: VecDeque<Arc<InFlightItem<T>>>, reporter: Arc<dyn Reporter<T>>) -> Self {
+    pub(crate) fn new(
+        item: Arc<InFlightItem<T>>,
+        rest: VecDeque<Arc<InFlightItem<T>>>,
+        reporter: Arc<dyn Reporter<T>>,
+    ) -> Self {
         Self { item, rest, started: Instant::now(), reporter: Some(reporter) }
     }
 

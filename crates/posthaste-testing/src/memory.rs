@@ -9,11 +9,11 @@ use posthaste_core::{FaultKind, StoreError, lock};
 use tokio::time::Instant;
 
 mod claim;
+mod operator;
 mod outbox;
 mod table;
 mod tamper;
 mod transaction;
-mod operator;
 
 pub use outbox::MemoryOutbox;
 pub(crate) use table::MemoryTable;

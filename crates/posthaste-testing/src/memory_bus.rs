@@ -210,4 +210,3 @@ impl Consumer for Member {
         &self.wakeup
     }
 }
-

@@ -98,4 +98,3 @@ impl<T: Clone + Send + Sync + 'static> Sink for MemorySink<T> {
         join_all(batch.into_iter().map(|delivery| self.deliver_one(delivery))).await;
     }
 }
-

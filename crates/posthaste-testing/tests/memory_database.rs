@@ -6,7 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use posthaste_core::outbox::roles::*;
-use posthaste_core::outbox::{RowUpdate, DeadFilter, DeadHead, LeaseSet, Mode, Outbox, OutboxStatus, Owner, Pool, Purge, TableName, ClaimedRows, OperatorStore, ClaimRequest, WriteError};
+use posthaste_core::outbox::{
+    ClaimRequest, ClaimedRows, DeadFilter, DeadHead, LeaseSet, Mode, OperatorStore, Outbox, OutboxStatus, Owner, Pool,
+    Purge, RowUpdate, TableName, WriteError,
+};
 use posthaste_core::{Event, EventBuilder, Failure, FaultKind, Wakeup};
 use posthaste_testing::{HookCall, MemoryDatabase, MemoryOutbox, RecordingHook};
 use tokio::time::sleep;
@@ -165,10 +168,14 @@ async fn rows_that_lost_a_lease_are_taken_in_a_group_then_alone_and_are_dead_aft
     assert_eq!(taken(&store, "x:2").await, [0; 0]);
     for (losses, group) in [(1, vec![1, 2]), (2, vec![1]), (3, vec![1])] {
         sleep(LEASE).await;
-        assert!(take(&store, "y:1", false).await.rows.is_empty(), "suspects are not request");
+        assert!(take(&store, "y:1", false).await.rows.is_empty(), "suspects are not allowed");
         let (claim_id, started) = (format!("x:{losses}0"), format!("x:{losses}0:started"));
         assert_eq!(taken(&store, &claim_id).await, group);
-        assert_eq!(store.settle(&["x:1".to_owned()], &[done(1)]).await.unwrap().applied, HashSet::new(), "a stale claim_id");
+        assert_eq!(
+            store.settle(&["x:1".to_owned()], &[done(1)]).await.unwrap().applied,
+            HashSet::new(),
+            "a stale claim_id"
+        );
         assert_eq!(database.rows(TABLE)[0].lease_losses, losses);
         assert_eq!(store.mark_started(&claim_id, &started, &[1]).await.unwrap(), HashSet::from([1]));
     }
@@ -194,7 +201,11 @@ async fn a_table_has_one_owner_and_its_generation_fences_the_elder() {
     sleep(LEASE / 3).await;
     assert_eq!(store.acquire_ownership("other", LEASE).await.unwrap(), Owner::Other { remaining: LEASE * 2 / 3 });
     sleep(LEASE).await;
-    assert_eq!(store.acquire_ownership("one", LEASE).await.unwrap(), Owner::Us { generation: 1 }, "nobody was in between");
+    assert_eq!(
+        store.acquire_ownership("one", LEASE).await.unwrap(),
+        Owner::Us { generation: 1 },
+        "nobody was in between"
+    );
     store.release_ownership("one").await.unwrap();
     assert_eq!(store.acquire_ownership("other", LEASE).await.unwrap(), Owner::Us { generation: 2 });
     assert_eq!(store.settle(&["one:1".to_owned()], &[done(1)]).await.unwrap().applied, HashSet::new());

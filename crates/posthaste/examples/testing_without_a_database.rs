@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste::{Event, Outbox, OutboxStatus, Transaction, WriteError};
-use posthaste_core::outbox::{Store, OperatorStore};
+use posthaste_core::outbox::{OperatorStore, Store};
 use posthaste_testing::{HookCall, MemoryDatabase, RecordingHook};
 use tokio::sync::mpsc;
 

@@ -7,8 +7,8 @@ use serde::de::DeserializeOwned;
 
 use super::hook::WriterHook;
 use super::{
-    BadSetting, BadTableName, DeadHead, Interceptor, Listeners, Mode, OpenError, Outbox, Pool, Reader, RegistrationError,
-    Retention, Settings, Store, Table, TableName, Unroutable,
+    BadSetting, BadTableName, DeadHead, Interceptor, Listeners, Mode, OpenError, Outbox, Pool, Reader,
+    RegistrationError, Retention, Settings, Store, Table, TableName, Unroutable,
 };
 use crate::trace::TraceContext;
 use crate::{Event, Outcome, RetryPolicy};

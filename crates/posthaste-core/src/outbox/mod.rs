@@ -45,9 +45,9 @@ pub use service::{DeadEvents, Outbox};
 pub use settings::{BadSetting, Settings, Unroutable};
 pub use source::OutboxSource;
 pub use store::{
-    ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadFilter, InTransaction, LOST_CLAIM_SCAN, LeaseSet, LeaseStore,
-    Notifier, OperatorStore, OutboxRow, Owner, OwnershipStore, Pool, Position, Purge, SettleStore, SettledRows, Store,
-    WriteStore, unblock_limit,
+    ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadFilter, InTransaction, LOST_CLAIM_SCAN, LeaseSet,
+    LeaseStore, Notifier, OperatorStore, OutboxRow, Owner, OwnershipStore, Pool, Position, Purge, SettleStore,
+    SettledRows, Store, WriteStore, unblock_limit,
 };
 pub use table::Table;
 pub use table_name::{BadTableName, TableName};

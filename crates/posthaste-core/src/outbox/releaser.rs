@@ -10,7 +10,7 @@ use super::source::in_time;
 use super::{LeaseSet, OutboxItem, Store, Table};
 use crate::{Backoff, StoreError};
 
-/// LeaseSet of this process that end without a delivery, though nobody knows yet whether their rows exist.
+/// Leases of this process that end without a delivery, though nobody knows yet whether their rows exist.
 ///
 /// A transaction whose end is unknown may commit after the first attempt to release its rows, and so may a claim whose
 /// answer was lost. So an attempt that finds nothing is repeated until the rows are seen, or until their leases have

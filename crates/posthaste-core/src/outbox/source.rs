@@ -11,7 +11,9 @@ use tokio::time::{Instant, timeout};
 use super::cursor::{Cursor, ScanPosition};
 use super::releaser::{Unreleased, release_in_background};
 use super::sweeper::SWEEP_BATCH;
-use super::{ClaimRequest, ClaimedRow, ClaimedRows, LeaseSet, Mode, OutboxItem, Owner, RowUpdate, SettledRows, Store, Table};
+use super::{
+    ClaimRequest, ClaimedRow, ClaimedRows, LeaseSet, Mode, OutboxItem, Owner, RowUpdate, SettledRows, Store, Table,
+};
 use crate::claims::ClaimToken;
 use crate::{
     Claim, Claimed, Disposition, Failure, FaultKind, LogLimit, Settled, Settlement, Source, StoreError, Wakeup,
@@ -205,14 +207,20 @@ impl<S: Store> OutboxSource<S> {
                 updates.push(RowUpdate::dead(seq, &Failure::permanent("undecodable", reason)));
             }
             if let Err(error) = in_time(&self.table, self.table.store().settle(&[fencing_token], &updates)).await {
-                tracing::warn!(error = error.chain(), "failed to mark undecodable rows as DEAD: a later claim tries again");
+                tracing::warn!(
+                    error = error.chain(),
+                    "failed to mark undecodable rows as DEAD: a later claim tries again"
+                );
             }
         }
         if !blocked_rows.is_empty() {
             let claim_ids = [self.cursor.claim_id(token.number), self.cursor.started_claim_id(token.number)];
             let leases = LeaseSet::Rows { claim_ids: &claim_ids, rows: &blocked_rows };
             if let Err(error) = in_time(&self.table, self.table.store().release(&leases)).await {
-                tracing::warn!(error = error.chain(), "failed to release rows behind an undecodable one: they wait for their leases");
+                tracing::warn!(
+                    error = error.chain(),
+                    "failed to release rows behind an undecodable one: they wait for their leases"
+                );
             }
         }
     }

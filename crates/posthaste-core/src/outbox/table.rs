@@ -108,7 +108,10 @@ impl<S: Store> Table<S> {
     fn source(&self, name: &str) -> OutboxSource<S> {
         self.0.open_sources.fetch_add(1, Ordering::AcqRel);
         self.0.ownership.request();
-        let cursor = lock(&self.0.cursors).entry(name.to_owned()).or_insert_with(|| Arc::new(Cursor::new(name, next_id()))).clone();
+        let cursor = lock(&self.0.cursors)
+            .entry(name.to_owned())
+            .or_insert_with(|| Arc::new(Cursor::new(name, next_id())))
+            .clone();
         OutboxSource::new(self.clone(), cursor)
     }
 

@@ -81,7 +81,9 @@ impl<T: Send + Sync + 'static> HotQueue<T> {
     /// the caller releases them.
     pub fn push(&self, items: Vec<(Claimed<T>, HotPermit)>, until: HotDeadline) -> Result<(), Vec<Claimed<T>>> {
         match self.relay.upgrade().filter(|relay| relay.now() < until.0) {
-            Some(relay) => relay.push(items.into_iter().map(|(claimed, permit)| (claimed, permit.0)).collect(), until.0),
+            Some(relay) => {
+                relay.push(items.into_iter().map(|(claimed, permit)| (claimed, permit.0)).collect(), until.0)
+            }
             None => Err(items.into_iter().map(|(claimed, _)| claimed).collect()),
         }
     }

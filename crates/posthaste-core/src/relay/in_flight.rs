@@ -198,21 +198,8 @@ impl<T> Table<T> {
 }
 
 impl<T> InFlightItem<T> {
-    fn new(
-        claimed: Claimed<T>,
-        number: u64,
-        claim: u64,
-        deadline: u64,
-        permit: Option<OwnedSemaphorePermit>,
-    ) -> Self {
-        Self {
-            claimed,
-            number,
-            claim,
-            deadline: AtomicU64::new(deadline),
-            revoked: AtomicBool::new(false),
-            permit,
-        }
+    fn new(claimed: Claimed<T>, number: u64, claim: u64, deadline: u64, permit: Option<OwnedSemaphorePermit>) -> Self {
+        Self { claimed, number, claim, deadline: AtomicU64::new(deadline), revoked: AtomicBool::new(false), permit }
     }
 
     /// An item without a relay, for tests.

@@ -82,7 +82,8 @@ impl<S: Source> Settler<'_, S> {
             }
             let Batch { mut completed, released } = shared.completions.take_batch();
             let now = Instant::now();
-            let due = self.postponed.extract_if(.., |(due, _)| is_last_try || *due <= now).map(|(_, completion)| completion);
+            let due =
+                self.postponed.extract_if(.., |(due, _)| is_last_try || *due <= now).map(|(_, completion)| completion);
             // What the store has refused would make it refuse the others, too.
             let (refused, waited): (Vec<_>, Vec<_>) = due.partition(|completion| completion.refusals > 0);
             completed.extend(waited);

@@ -1,6 +1,6 @@
-use posthaste_core::outbox::{Mode, TableName};
 use crate::migrations::{Dialect, MigrationText, migration};
 use crate::table_sql::fill_table;
+use posthaste_core::outbox::{Mode, TableName};
 
 pub(super) const DIALECT: Dialect = Dialect {
     outbox: &[migration!("mysql", "outbox", "0001_outbox")],

@@ -46,12 +46,7 @@ impl Inbox {
 
     inbox_methods!(OutboxStore);
 
-    async fn record(
-        &self,
-        connection: &mut PgConnection,
-        listener: &str,
-        event_id: &str,
-    ) -> Result<bool, StoreError> {
+    async fn record(&self, connection: &mut PgConnection, listener: &str, event_id: &str) -> Result<bool, StoreError> {
         let record = sqlx::query(self.sql(RECORD)).bind(listener).bind(event_id).execute(connection).await;
         let recorded = record.map_err(|error| store_error("record an event in the inbox", error))?;
         Ok(recorded.rows_affected() == 1)

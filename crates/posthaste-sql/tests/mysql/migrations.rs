@@ -1,5 +1,5 @@
 use posthaste_core::Source;
-use posthaste_core::outbox::{Mode, OpenError, Reader, OperatorStore};
+use posthaste_core::outbox::{Mode, OpenError, OperatorStore, Reader};
 use posthaste_sql::TableName;
 use posthaste_sql::mysql::migrations;
 use sqlx::AssertSqlSafe;

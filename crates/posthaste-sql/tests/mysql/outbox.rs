@@ -2,7 +2,8 @@
 
 use std::process::Command;
 
-use posthaste_core::outbox::{Mode, Reader, Store, OperatorStore};
+use posthaste_core::outbox::roles::*;
+use posthaste_core::outbox::{Mode, OperatorStore, Reader};
 use posthaste_core::{Disposition, Event, Failure, Settled, Source};
 use posthaste_sql::TableName;
 use sqlx::AssertSqlSafe;

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
-use posthaste_core::outbox::{Mode, OpenError, OutboxItem, Pool, Reader, Store, Table};
+use posthaste_core::outbox::roles::*;
+use posthaste_core::outbox::{Mode, OpenError, OutboxItem, Pool, Reader, Table};
 use posthaste_core::{Claimed, Disposition, Event, Settled, Settlement, Source};
 use posthaste_sql::TableName;
 use posthaste_sql::mysql::OutboxStore;

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use posthaste_core::outbox::{Mode, Pool, Store};
+use posthaste_core::outbox::roles::*;
+use posthaste_core::outbox::{Mode, Pool};
 use posthaste_core::{Disposition, Settled, Settlement, Source};
 use posthaste_sql::TableName;
 use sqlx::Row;

@@ -1,7 +1,8 @@
 use std::time::Duration;
 
 use posthaste_core::Event;
-use posthaste_core::outbox::{Mode, OpenError, Pool, Reader, Store, Table};
+use posthaste_core::outbox::roles::*;
+use posthaste_core::outbox::{Mode, OpenError, Pool, Reader, Table};
 use posthaste_sql::TableName;
 use posthaste_sql::postgres::OutboxStore;
 use posthaste_testing::servers;

@@ -8,7 +8,7 @@ use posthaste_core::hub_store::{
     BusInspector, DeadLetterFilter, DeadLetterQueries, DeadLetterReplays, DeadLetterSource, DeadLetterStatus,
     DefinitionStore, PageRequest, Registry, SubscriptionFilter, SubscriptionStore,
 };
-use posthaste_core::outbox::{Mode, Reader, OperatorStore};
+use posthaste_core::outbox::{Mode, OperatorStore, Reader};
 use posthaste_core::{FaultKind, Source};
 use posthaste_sql::sqlite::{DeadLetterTable, Log, LogOptions, RegistryTables};
 use posthaste_testing::hub_laws::dead_letters::dead_letter;

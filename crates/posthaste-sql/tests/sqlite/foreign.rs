@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use chrono::{TimeDelta, Utc};
-use posthaste_core::outbox::{Mode, OutboxStatus, OperatorStore};
+use posthaste_core::outbox::{Mode, OperatorStore, OutboxStatus};
 use posthaste_core::{Disposition, Payload, Settled, Source};
 
 use crate::support::{File, LEASE, MODES, ids, settle};

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use posthaste_core::outbox::{RowUpdate, Mode, OpenError, OutboxStatus, Pool, Reader, Store, Table, OperatorStore};
+use posthaste_core::outbox::roles::*;
+use posthaste_core::outbox::{Mode, OpenError, OperatorStore, OutboxStatus, Pool, Reader, RowUpdate, Table};
 use posthaste_core::{Event, FaultKind, Source};
 use posthaste_sql::TableName;
 use posthaste_sql::sqlite::OutboxStore;
@@ -137,7 +138,7 @@ async fn a_transaction_that_is_kept_for_too_long_fails_what_waits_and_nothing_el
     let error = store.settle(&fencing_tokens, std::slice::from_ref(&done)).await.unwrap_err();
     assert_eq!(error.kind(), FaultKind::Transient, "{}", error.chain());
     store.commit(kept).await.unwrap();
-    assert_eq!(store.settle(&fencing_tokens, &[done]).await.unwrap().rows.len(), 1);
+    assert_eq!(store.settle(&fencing_tokens, &[done]).await.unwrap().applied.len(), 1);
 }
 
 #[tokio::test]

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::outbox::{
-    ClaimRequest, ClaimStore, ClaimedRows, LeaseSet, LeaseStore, Mode, Notifier, Owner, OwnershipStore, Position, Reader,
-    Registration, RowUpdate, SettleStore, SettledRows, Store, TableName, WriteStore,
+    ClaimRequest, ClaimStore, ClaimedRows, LeaseSet, LeaseStore, Mode, Notifier, Owner, OwnershipStore, Position,
+    Reader, Registration, RowUpdate, SettleStore, SettledRows, Store, TableName, WriteStore,
 };
 use posthaste_core::{Event, StoreError, Wakeup};
 

@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use posthaste_core::outbox::{RowUpdate, Mode, OutboxRow, OutboxStatus, Owner, Position, Registration};
+use posthaste_core::outbox::{Mode, OutboxRow, OutboxStatus, Owner, Position, Registration, RowUpdate};
 use posthaste_core::{Delay, Event, Wakeup};
 
 use super::{date, in_micros};
@@ -10,7 +10,7 @@ use super::{date, in_micros};
 #[derive(Default)]
 pub(crate) struct MemoryTable {
     rows: BTreeMap<i64, Row>,
-    /// ClaimedRow rows in the order of delivery.
+    /// Pending rows in the order of delivery.
     pub(super) pending: BTreeSet<Position>,
     /// By key: rows that are pending or DEAD, in the order of insertion.
     pub(super) by_key: BTreeMap<Arc<str>, BTreeSet<i64>>,

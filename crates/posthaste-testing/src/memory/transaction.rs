@@ -73,7 +73,11 @@ impl MemoryConnection {
     ) -> Result<Vec<i64>, StoreError> {
         let doing = format!("insert into {table}");
         if !self.database.is_same(database) {
-            return Err(StoreError::new(doing, FaultKind::Permanent, "the transaction is of another database in memory"));
+            return Err(StoreError::new(
+                doing,
+                FaultKind::Permanent,
+                "the transaction is of another database in memory",
+            ));
         }
         let now = database.now();
         let mut state = database.statement(&doing)?;

@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::Duration;
 
-use posthaste_core::outbox::{RowUpdate, DEAD_AFTER_LOSSES, DeadHead, Mode, OutboxStatus};
+use posthaste_core::outbox::{DEAD_AFTER_LOSSES, DeadHead, Mode, OutboxStatus, RowUpdate};
 use posthaste_core::{FailureClass, Outcome};
 use tokio::time::Instant;
 

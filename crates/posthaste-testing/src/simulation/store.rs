@@ -5,8 +5,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use posthaste_core::outbox::{
     ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadFilter, InTransaction, LeaseSet, LeaseStore, Mode, Notifier,
-    OpenError, OperatorStore, OutboxRow, OutboxStatus, Owner, OwnershipStore, Pool, Position, Purge, Reader, Registration,
-    RowUpdate, SettleStore, SettledRows, Store, TableName, Transaction, WriteStore,
+    OpenError, OperatorStore, OutboxRow, OutboxStatus, Owner, OwnershipStore, Pool, Position, Purge, Reader,
+    Registration, RowUpdate, SettleStore, SettledRows, Store, TableName, Transaction, WriteStore,
 };
 use posthaste_core::{Event, FaultKind, StoreError, Wakeup};
 use tokio::time::sleep;

@@ -43,7 +43,7 @@ pub async fn ack_only(pool: &PgPool, workers: u64, rows: u64) -> f64 {
     rows as f64 / started.elapsed().as_secs_f64()
 }
 
-/// LeaseSet 500, marks 500, one after the other; events per second.
+/// Leases 500, marks 500, one after the other; events per second.
 pub async fn lease_and_ack(pool: &PgPool, workers: u64, rows: u64) -> f64 {
     let lease = format!(
         "UPDATE outbox_event SET locked_by = $1, locked_at = now() WHERE seq = ANY (ARRAY(

@@ -316,11 +316,7 @@ pub async fn write_plain<H: Harness>(db: &H, outbox: &Outbox<H::Store>, events: 
 }
 
 /// The row of an event once `is_so` is true of it.
-pub async fn row_when<S: Store>(
-    outbox: &Outbox<S>,
-    event_id: &str,
-    is_so: impl Fn(&OutboxRow) -> bool,
-) -> OutboxRow {
+pub async fn row_when<S: Store>(outbox: &Outbox<S>, event_id: &str, is_so: impl Fn(&OutboxRow) -> bool) -> OutboxRow {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let row = outbox.find(event_id).await.unwrap();

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use chrono::{DateTime, SubsecRound, TimeDelta, Utc};
 use posthaste::{Delay, Event, FaultKind, MAX_PAYLOAD, Mode};
-use posthaste_core::outbox::roles::*;
 use posthaste_core::outbox::LeaseSet;
+use posthaste_core::outbox::roles::*;
 use posthaste_core::{Signal, Source};
 
 use crate::harness::{

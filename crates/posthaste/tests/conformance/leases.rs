@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use posthaste::{Event, InTransaction, Mode, Outbox, OutboxStatus, Pool, TableName};
 use posthaste_core::outbox::roles::*;
-use posthaste_core::outbox::{OutboxSource, Purge, Reader, SUSPECT_GROUP, Store, Table, OperatorStore, ClaimRequest};
+use posthaste_core::outbox::{ClaimRequest, OperatorStore, OutboxSource, Purge, Reader, SUSPECT_GROUP, Store, Table};
 use posthaste_core::{Disposition, Settled, Source};
 
 use crate::harness::{

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use posthaste::{DeadFilter, Event, Mode, OutboxStatus};
 use posthaste_core::Disposition;
-use posthaste_core::outbox::{Purge, OperatorStore};
+use posthaste_core::outbox::{OperatorStore, Purge};
 
 use crate::harness::{
     DAY, Database, HOUR, MODES, claim, claimed_ids, dispatcher, failure, on_every_database, row, settle, write_to,

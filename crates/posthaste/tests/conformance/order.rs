@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use posthaste::{DeadFilter, DeadHead, Event, Mode, OutboxStatus};
-use posthaste_core::outbox::{OutboxSource, Purge, Store, OperatorStore};
+use posthaste_core::outbox::{OperatorStore, OutboxSource, Purge, Store};
 use posthaste_core::{Disposition, Settled, Source};
 
 use crate::harness::{

@@ -5,7 +5,7 @@ use std::time::Duration;
 use posthaste::{Event, Mode, Outbox, OutboxStatus, Pool, Retention, Settings, StartError, TableName};
 use posthaste_core::Disposition;
 use posthaste_core::Source;
-use posthaste_core::outbox::{Purge, Store, OperatorStore};
+use posthaste_core::outbox::{OperatorStore, Purge, Store};
 
 use crate::harness::{
     Calls, DAY, Harness, Tamper, Watched, all_done, claim, events, failure, node, on_every_store, outbox, retry, row,

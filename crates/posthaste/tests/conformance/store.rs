@@ -8,7 +8,7 @@ use posthaste::{
     DatabaseKind, Event, EventBuilder, Failure, GLOBAL_AGGREGATE, Mode, OutboxRow, OutboxStatus, Payload, Pool,
     TableName,
 };
-use posthaste_core::outbox::{Purge, Store, OperatorStore};
+use posthaste_core::outbox::{OperatorStore, Purge, Store};
 use posthaste_core::{Disposition, Settled};
 
 use crate::harness::{

@@ -82,9 +82,7 @@ impl OutboxStore {
     async fn rows_of<'a>(&self, leases: &LeaseSet<'a>) -> Result<(&'a [String], Vec<i64>), Failed> {
         let mut work = self.settlements.begin(BEGIN_OWN).await?;
         let (claim_ids, query) = match leases {
-            LeaseSet::Rows { claim_ids, rows } => {
-                (claim_ids, sqlx::query_scalar(self.sql(EXISTING)).bind(list(rows)))
-            }
+            LeaseSet::Rows { claim_ids, rows } => (claim_ids, sqlx::query_scalar(self.sql(EXISTING)).bind(list(rows))),
             LeaseSet::Events { claim_ids, ids } => {
                 let ids = serde_json::to_string(ids).map_err(|error| sqlx::Error::Encode(error.into()))?;
                 (claim_ids, sqlx::query_scalar(self.sql(EXISTING_EVENTS)).bind(ids))
@@ -121,7 +119,8 @@ impl OutboxStore {
         in_order.retain(|seq| !ours.contains(seq));
         let mut locked = HashSet::new();
         if !in_order.is_empty() {
-            let held = sqlx::query_scalar(self.sql(&still_held(self.mode))).bind(list(&in_order)).bind(claim_ids.join(","));
+            let held =
+                sqlx::query_scalar(self.sql(&still_held(self.mode))).bind(list(&in_order)).bind(claim_ids.join(","));
             locked = held.fetch_all(&mut *work).await?.into_iter().collect();
         }
         work.commit().await?;

@@ -6,7 +6,7 @@ use posthaste_testing::servers;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use tokio::sync::OnceCell;
 
-use super::{claim, fill, lease, settle, upkeep};
+use super::{claim, fill, lease, operator, settle};
 use crate::mysql::migrations;
 
 /// 100,000 rows that are pending, of ten types and a thousand keys, 100,000 that are done and 50,000 that are delayed.
@@ -51,8 +51,8 @@ async fn tables() -> Vec<MySqlConnection> {
 async fn table(steps: &[&'static str]) -> String {
     let url = servers::mariadb().await;
     let mut connection = MySqlConnection::connect(&url).await.unwrap();
-    migrations::outbox(&TableName::default()).run(&mut connection).await.unwrap();
-    migrations::ordered(&TableName::default()).run(&mut connection).await.unwrap();
+    migrations::DIALECT.outbox(&TableName::default()).run(&mut connection).await.unwrap();
+    migrations::DIALECT.ordered(&TableName::default()).run(&mut connection).await.unwrap();
     for step in [OWNER, "ALTER TABLE outbox_event STATS_AUTO_RECALC = 0"].iter().chain(steps) {
         sqlx::raw_sql(*step).execute(&mut connection).await.unwrap();
     }
@@ -142,15 +142,15 @@ async fn rows_are_looked_up_by_their_numbers() {
             for (sql, values) in [
                 (claim::read(), &["'[5,6]'"][..]),
                 (claim::LEASE.to_owned(), &["'[5,6]'", "'claim_id'", "0"]),
-                (settle::standing(mode), &["'[5,6]'", "'a:1,b'"]),
-                (settle::lock_standing(mode), &["'[5,6]'", "'a:1,b'"]),
-                (settle::wait_for_standing(mode), &["'[5,6]'", "'a:1,b'"]),
-                (settle::done(mode), &["'[5,6]'", "'a:1,b'"]),
-                (settle::change(mode), &[changes, "'a:1,b'"]),
+                (settle::still_held(mode), &["'[5,6]'", "'a:1,b'"]),
+                (settle::lock_held(mode), &["'[5,6]'", "'a:1,b'"]),
+                (settle::wait_for_held(mode), &["'[5,6]'", "'a:1,b'"]),
+                (settle::mark_done(mode), &["'[5,6]'", "'a:1,b'"]),
+                (settle::update(mode), &[changes, "'a:1,b'"]),
                 (lease::RENEW.to_owned(), &["'[5,6]'"]),
                 (lease::RELEASE.to_owned(), &["'[5,6]'"]),
-                (claim::meet(), &["'[5,6]'", "1000", "100", "''", "TRUE"]),
-                (claim::WAITED_FOR.to_owned(), &["'[5,6]'"]),
+                (claim::lock_ready(), &["'[5,6]'", "1000", "100", "''", "TRUE"]),
+                (claim::UNLOCKED_PREDECESSORS.to_owned(), &["'[5,6]'"]),
                 (claim::LOCK_BLOCKED.to_owned(), &["'[5,6]'"]),
                 (claim::BLOCK.to_owned(), &["'[5,6]'"]),
                 (claim::UNBLOCK.to_owned(), &["'[5,6]'"]),
@@ -174,7 +174,7 @@ async fn who_waits_for_whom_is_found_by_the_index_of_keys() {
             assert_searches(&blocked, "next", "outbox_event_key");
             assert_searches(&blocked, "until", "outbox_event_key");
             let orphaned =
-                plan(&mut connection, mode, claim::ORPHANED, &["'2020-01-01'", "'2020-01-01'", "0", "1000"]).await;
+                plan(&mut connection, mode, claim::BLOCKED_ROWS, &["'2020-01-01'", "'2020-01-01'", "0", "1000"]).await;
             assert_searches(&orphaned, "blocked", "outbox_event_ready");
             assert_searches(&orphaned, "earlier", "outbox_event_key");
         }

@@ -6,7 +6,7 @@ use posthaste_core::outbox::{Mode, OutboxStatus, RowUpdate, SettleStore, Settled
 use serde_json::json;
 use sqlx::MySqlConnection;
 
-use super::claim::{LOCK_BLOCKED, BLOCKED, UNBLOCK};
+use super::claim::{BLOCKED, LOCK_BLOCKED, UNBLOCK};
 use super::{BEGIN_OWN, OutboxStore, list};
 use crate::mysql::clock::micros;
 use crate::mysql::errors::{doing, is_lock_timeout};
@@ -133,10 +133,7 @@ impl OutboxStore {
             return Ok(None);
         }
         work.commit().await?;
-        Ok(Some(SettledRows {
-            applied: updates.iter().map(|update| update.seq).collect(),
-            locked: HashSet::new(),
-        }))
+        Ok(Some(SettledRows { applied: updates.iter().map(|update| update.seq).collect(), locked: HashSet::new() }))
     }
 
     /// Answers with how many rows there were to change, also where they are as before.
@@ -151,7 +148,8 @@ impl OutboxStore {
             true => (mark_done(self.mode), list(&updates.iter().map(|update| update.seq).collect::<Vec<_>>())),
             false => (update(self.mode), bound_updates(updates)),
         };
-        let updated = sqlx::query(self.sql(&sql)).bind(updates).bind(fencing_tokens.join(",")).execute(connection).await?;
+        let updated =
+            sqlx::query(self.sql(&sql)).bind(updates).bind(fencing_tokens.join(",")).execute(connection).await?;
         Ok(updated.rows_affected())
     }
 
@@ -163,7 +161,8 @@ impl OutboxStore {
         fencing_tokens: &[String],
         rows: &[i64],
     ) -> Result<Vec<i64>, sqlx::Error> {
-        let wait = sqlx::query_scalar(self.sql(&wait_for_held(self.mode))).bind(list(rows)).bind(fencing_tokens.join(","));
+        let wait =
+            sqlx::query_scalar(self.sql(&wait_for_held(self.mode))).bind(list(rows)).bind(fencing_tokens.join(","));
         match wait.fetch_all(&mut *connection).await {
             Err(error) if is_lock_timeout(&error) => self.lock_held(connection, fencing_tokens, rows).await,
             locked => locked,
@@ -177,7 +176,8 @@ impl OutboxStore {
         fencing_tokens: &[String],
         rows: &[i64],
     ) -> Result<Vec<i64>, sqlx::Error> {
-        let claim_id = sqlx::query_scalar(self.sql(&lock_held(self.mode))).bind(list(rows)).bind(fencing_tokens.join(","));
+        let claim_id =
+            sqlx::query_scalar(self.sql(&lock_held(self.mode))).bind(list(rows)).bind(fencing_tokens.join(","));
         claim_id.fetch_all(connection).await
     }
 

@@ -173,8 +173,7 @@ impl OperatorStore for OutboxStore {
     async fn oldest_due_by_type(&self) -> Result<Vec<(String, Duration)>, StoreError> {
         let look = async {
             let mut scan = begin(&self.pool, Some(SCAN)).await?;
-            let rows: Vec<(String, i64)> =
-                sqlx::query_as(self.sql(OLDEST_DUE_BY_TYPE)).fetch_all(&mut *scan).await?;
+            let rows: Vec<(String, i64)> = sqlx::query_as(self.sql(OLDEST_DUE_BY_TYPE)).fetch_all(&mut *scan).await?;
             scan.commit().await?;
             Ok(rows.into_iter().map(|(event_type, age)| (event_type, span(age))).collect())
         };

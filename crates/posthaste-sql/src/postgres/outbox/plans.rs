@@ -6,7 +6,7 @@ use posthaste_testing::servers;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use super::settle::Locked;
-use super::{claim, fill, lease, settle, upkeep};
+use super::{claim, fill, lease, operator, settle};
 use crate::postgres::migrations;
 
 /// Of five rows, two are done, one is delayed and two are pending; of ten types and a thousand aggregates.
@@ -27,8 +27,8 @@ const ANALYZE: &str = "ANALYZE outbox_event";
 /// A table with this history, which no vacuum and no analysis changes.
 async fn table(steps: &[&str]) -> PgConnection {
     let mut connection = PgConnection::connect(&servers::postgres().await).await.unwrap();
-    migrations::outbox(&TableName::default()).run(&mut connection).await.unwrap();
-    migrations::ordered(&TableName::default()).run(&mut connection).await.unwrap();
+    migrations::DIALECT.outbox(&TableName::default()).run(&mut connection).await.unwrap();
+    migrations::DIALECT.ordered(&TableName::default()).run(&mut connection).await.unwrap();
     let settings = "ALTER TABLE outbox_event SET (autovacuum_enabled = off)";
     for step in [settings].iter().chain(steps) {
         sqlx::raw_sql(AssertSqlSafe(*step)).execute(&mut connection).await.unwrap();
@@ -119,13 +119,19 @@ async fn a_claim_reads_its_index_in_order_and_nothing_else(connection: &mut PgCo
                 assert!(plan.contains("hashed SubPlan") && !plan.contains("Sort"), "{plan}");
                 assert_no_scan(&plan);
             }
-            let values = format!("('{{1,2,3}}', 500, {position}, 0, 30000000, true, 'claim_id'{of_type})");
-            for plan in plans(connection, Mode::MultiNode, &claim::lease(of_one_type), &values).await {
+            let values = format!("('{{1,2,3}}', 500, {position}, 0, 30000000, true, 'claim'{of_type})");
+            for plan in plans(connection, Mode::MultiNode, &claim::lease_due(of_one_type), &values).await {
                 let (scan, chosen) = plan.split_once("InitPlan").expect("some of what is due is chosen");
                 let (above, below) = scan.split_once("LockRows").expect("rows are locked");
                 assert!(below.contains(index(of_one_type)) && below.contains("hashed SubPlan"), "{plan}");
                 assert!(!scan.contains("Sort") && above.contains("Limit"), "sorts the backlog: {plan}");
                 assert!(chosen.contains("Index Scan using outbox_event_pkey on outbox_event"), "{plan}");
+                assert_no_scan(&plan);
+            }
+            let values = format!("('{{1,2,3}}', 500, {position}, 0, 30000000, true{of_type})");
+            let candidates = claim::candidates(Mode::MultiNode, of_one_type);
+            for plan in plans(connection, Mode::MultiNode, &candidates, &values).await {
+                assert!(plan.contains(index(of_one_type)) && !plan.contains("Sort"), "{plan}");
                 assert_no_scan(&plan);
             }
         }
@@ -136,14 +142,14 @@ async fn an_ordered_claim_looks_each_key_up(connection: &mut PgConnection) {
     for mode in [BLOCK, SKIP] {
         for position in [BEGINNING, MIDDLE] {
             let values = format!("('{{1,2,3}}', 500, {position}, 0, 30000000, true)");
-            for plan in plans(connection, mode, &claim::meet(), &values).await {
+            for plan in plans(connection, mode, &claim::candidates(mode, false), &values).await {
                 assert!(plan.contains("Index Scan using outbox_event_ready on outbox_event"), "{plan}");
                 assert!(plan.contains("Scan Backward using outbox_event_key on outbox_event before"), "{plan}");
                 assert!(!plan.contains("Sort"), "{plan}");
                 assert_no_scan(&plan);
             }
         }
-        for plan in plans(connection, mode, &claim::lease_met(), "('{5,6}', 'claim_id')").await {
+        for plan in plans(connection, mode, &claim::lease_rows(), "('{5,6}', 'claim', 1)").await {
             assert!(plan.contains("Index Scan using outbox_event_pkey on outbox_event"), "{plan}");
         }
         for plan in plans(connection, mode, claim::BLOCK, "('{5,6}')").await {
@@ -157,7 +163,7 @@ async fn an_ordered_claim_looks_each_key_up(connection: &mut PgConnection) {
                 assert_no_scan(&plan);
             }
         }
-        for plan in plans(connection, mode, claim::ORPHANED, "(0, 1000)").await {
+        for plan in plans(connection, mode, claim::BLOCKED_ROWS, "(0, 1000)").await {
             assert!(plan.contains("using outbox_event_blocked on outbox_event"), "{plan}");
             assert_no_scan(&plan);
         }
@@ -186,6 +192,10 @@ async fn the_next_due_row_and_the_pending_types_are_found_by_their_index(connect
         assert!(plan.contains("Scan using outbox_event_pending on outbox_event") && !plan.contains("Sort"), "{plan}");
         assert_no_scan(&plan);
     }
+    for plan in plans(connection, Mode::SingleNode, operator::OLDEST_DUE_BY_TYPE, "").await {
+        assert!(plan.contains("outbox_event_pending_of_type"), "{plan}");
+        assert_no_scan(&plan);
+    }
     for plan in plans(connection, Mode::SingleNode, claim::PENDING_TYPES, "").await {
         assert_eq!(plan.matches("outbox_event_pending_of_type").count(), 2, "{plan}");
         assert!(!plan.contains("Sort") && !plan.contains("Hash"), "{plan}");
@@ -196,11 +206,11 @@ async fn the_next_due_row_and_the_pending_types_are_found_by_their_index(connect
 async fn a_settlement_looks_its_rows_up_by_their_numbers(connection: &mut PgConnection) {
     let modes = [Mode::SingleNode, Mode::MultiNode, BLOCK];
     for (mode, locked) in modes.into_iter().flat_map(|mode| [(mode, Locked::Wait), (mode, Locked::Skip)]) {
-        let done = (settle::done(mode, locked), "('{a,b}', '{5,6}')");
-        let change = (settle::change(mode, locked), "('{a,b}', '{5,6}', '{1,2}', '{1,NULL}', '{1,2}', '{a,b}')");
+        let done = (settle::mark_done(mode, locked), "('{a,b}', '{5,6}')");
+        let change = (settle::update(mode, locked), "('{a,b}', '{5,6}', '{1,2}', '{1,NULL}', '{1,2}', '{a,b}')");
         let renew = (lease::renew(mode, locked), "('{a,b}', '{5,6}')");
         let release = (lease::release(mode, locked), "('{a,b}', '{5,6}')");
-        let standing = (settle::standing(mode), "('{a,b}', '{5,6}')");
+        let standing = (settle::still_held(mode), "('{a,b}', '{5,6}')");
         for (sql, values) in [done, change, renew, release, standing] {
             for plan in plans(connection, mode, &sql, values).await {
                 let by_number = plan.contains("Index Scan using outbox_event_pkey on outbox_event")

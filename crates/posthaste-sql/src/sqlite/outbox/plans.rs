@@ -3,7 +3,7 @@
 use posthaste_core::outbox::{DeadHead, Mode, Purge, TableName};
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{claim, fill, lease, nameless, settle, upkeep};
+use super::{claim, fill, lease, operator, settle, undecodable};
 use crate::sqlite::Database;
 
 const MODES: [Mode; 4] =
@@ -54,7 +54,7 @@ async fn a_claim_reads_its_index_in_order_and_nothing_else() {
         let of_type = if index(mode, of_one_type).ends_with("of_type") { "event_type=? AND " } else { "" };
         let range = format!("{} ({of_type}due>? AND due<?)", index(mode, of_one_type));
         let sql = match mode.leases_rows() {
-            true => claim::meet(mode, of_one_type),
+            true => claim::candidates(mode, of_one_type),
             false => claim::pending(of_one_type),
         };
         let claims = plan(&database, &sql, mode).await;
@@ -77,8 +77,8 @@ async fn what_is_changed_is_looked_up_by_its_number() {
     let folder = tempfile::tempdir().unwrap();
     let database = filled(&folder).await;
     for mode in MODES {
-        let (fence, leases) = (settle::fence(mode), [claim::lease(false), claim::lease(true)]);
-        let others = [settle::DONE, settle::CHANGE, lease::RENEW, lease::RELEASE, claim::BLOCK, operator::DELETE];
+        let (fence, leases) = (settle::still_held(mode), [claim::lease(false), claim::lease(true)]);
+        let others = [settle::MARK_DONE, settle::UPDATE, lease::RENEW, lease::RELEASE, claim::BLOCK, operator::DELETE];
         for sql in others.into_iter().chain(leases.iter().map(String::as_str)).chain([fence.as_str()]) {
             let plan = plan(&database, sql, mode).await;
             assert!(plan.contains("USING INTEGER PRIMARY KEY (rowid=?)"), "{sql}\n{plan}");
@@ -94,7 +94,7 @@ async fn who_waits_for_whom_is_found_by_key() {
     for mode in MODES.into_iter().filter(|mode| matches!(mode, Mode::Ordered(_))) {
         let unblock = plan(&database, settle::UNBLOCK, mode).await;
         assert!(unblock.contains("outbox_event_key (aggregate_type=? AND aggregate_id=?)"), "{unblock}");
-        let orphaned = plan(&database, claim::ORPHANED, mode).await;
+        let orphaned = plan(&database, claim::BLOCKED_ROWS, mode).await;
         assert!(orphaned.contains("item USING INDEX outbox_event_blocked (seq>?)"), "{orphaned}");
         assert!(orphaned.contains("outbox_event_key") && !orphaned.contains("TEMP B-TREE"), "{orphaned}");
     }
@@ -105,7 +105,7 @@ async fn who_waits_for_whom_is_found_by_key() {
 async fn what_cannot_be_named_is_found_by_its_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let database = filled(&folder).await;
-    let plan = plan(&database, undecodable::BURY, Mode::SingleNode).await;
+    let plan = plan(&database, undecodable::MARK_DEAD, Mode::SingleNode).await;
     assert!(plan.contains("SEARCH outbox_event USING INTEGER PRIMARY KEY"), "{plan}");
     assert!(plan.contains("outbox_event_pending_of_type (event_type=?)"), "{plan}");
     database.close().await;

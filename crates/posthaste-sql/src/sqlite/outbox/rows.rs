@@ -3,7 +3,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use posthaste_core::Event;
-use posthaste_core::outbox::{OutboxRow, OutboxStatus, ClaimedRow, Position};
+use posthaste_core::outbox::{ClaimedRow, OutboxRow, OutboxStatus, Position};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row, TypeInfo, ValueRef};
 

@@ -32,7 +32,10 @@ impl OutboxStore {
             Ok(rows) => {
                 tracing::error!(table = %self.0.table, rows, "outbox rows whose event type is no text are DEAD")
             }
-            Err(error) => tracing::warn!(error = error.chain(), "failed to mark undecodable outbox rows as DEAD: trying again later"),
+            Err(error) => tracing::warn!(
+                error = error.chain(),
+                "failed to mark undecodable outbox rows as DEAD: trying again later"
+            ),
         }
     }
 
@@ -45,7 +48,11 @@ impl OutboxStore {
         mark.await
     }
 
-    async fn mark_dead(&self, connection: &mut SqliteConnection, types: &[UndecodableType]) -> Result<u64, sqlx::Error> {
+    async fn mark_dead(
+        &self,
+        connection: &mut SqliteConnection,
+        types: &[UndecodableType],
+    ) -> Result<u64, sqlx::Error> {
         const REASON: &str = "undecodable: event_type is not text in UTF-8";
         let owner = self.last_owner();
         let mut marked = 0;

@@ -7,8 +7,8 @@ use posthaste_core::{Delay, Event, FaultKind, Payload, StoreError};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row, Sqlite, SqliteConnection};
 
-use super::transaction::Transaction;
 use super::OutboxStore;
+use super::transaction::Transaction;
 use crate::outbox::{chunks, write_headers};
 use crate::sqlite::clock::{modifier, storable};
 use crate::sqlite::errors::{commit_error, doing, store_error};

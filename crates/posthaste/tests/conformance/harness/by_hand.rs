@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use posthaste::{Event, Failure, Mode, Pool, TableName};
-use posthaste_core::outbox::{RowUpdate, OutboxItem, OutboxSource, Owner, Reader, Store, Table};
+use posthaste_core::outbox::{OutboxItem, OutboxSource, Owner, Reader, RowUpdate, Store, Table};
 use posthaste_core::{Claim, Claimed, Disposition, Settled, Settlement, Source};
 use tokio::time::Instant;
 
@@ -117,7 +117,9 @@ impl<S: Store> Marks<S> {
     pub async fn of<H: Harness<Store = S>>(db: &H) -> Self {
         let store = db.pool().await.open(TableName::default(), Mode::SingleNode).await.unwrap();
         store.register(Reader::Dispatcher, LEASE).await.unwrap();
-        let Owner::Us { generation } = store.acquire_ownership("me", LEASE).await.unwrap() else { panic!("nobody else is there") };
+        let Owner::Us { generation } = store.acquire_ownership("me", LEASE).await.unwrap() else {
+            panic!("nobody else is there")
+        };
         Self { store, fence: format!("me:{generation}") }
     }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use posthaste::{DeadFilter, Event, FaultKind, Mode, OpenError, OutboxRow, Pool, StoreError, TableName};
 use posthaste_core::outbox::{
-    ClaimRequest, ClaimStore, ClaimedRows, LeaseSet, LeaseStore, Notifier, OperatorStore, Owner, OwnershipStore, Position,
-    Purge, Reader, Registration, RowUpdate, SettleStore, SettledRows, Store, WriteStore,
+    ClaimRequest, ClaimStore, ClaimedRows, LeaseSet, LeaseStore, Notifier, OperatorStore, Owner, OwnershipStore,
+    Position, Purge, Reader, Registration, RowUpdate, SettleStore, SettledRows, Store, WriteStore,
 };
 
 /// What a store was asked to do, and what it is told to refuse.
