@@ -42,5 +42,7 @@ pub use posthaste_core::hub_store::{
 pub use readiness::{PartStatus, Readiness};
 pub use registrations::{Listed, RegistrationError, Registrations, Versioned};
 pub use secrets::{Sealer, SecretError};
-pub use settings::{BusSettings, DeliverySettings, DltSettings, OutboxSettings, RoutingRule, RoutingSettings, Settings, Violation};
+pub use settings::{
+    BusSettings, DeliverySettings, DltSettings, OutboxSettings, RoutingRule, RoutingSettings, Settings, Violation,
+};
 pub use subscription_input::{SubscriptionReplacement, SubscriptionRequest};

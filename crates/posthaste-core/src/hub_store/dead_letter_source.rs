@@ -179,14 +179,7 @@ pub(super) mod tests {
             first_failed_at: Default::default(),
         };
         let claim_id = DeadLetterClaimId { owner: "owner".into(), number: 7 };
-        DeadLetter {
-            id: text(),
-            fields,
-            trigger: Trigger::Scheduled,
-            envelope: Bytes::new(),
-            retry_count: 2,
-            claim_id,
-        }
+        DeadLetter { id: text(), fields, trigger: Trigger::Scheduled, envelope: Bytes::new(), retry_count: 2, claim_id }
     }
 
     #[test]

@@ -47,8 +47,11 @@ pub trait DeadLetterStore: DeadLetterReplays + DeadLetterQueries + Send + Sync +
     async fn settle(&self, updates: Vec<DeadLetterUpdate>) -> Result<Vec<Settled>, StoreError>;
 
     /// Starts the leases anew of dead letters that these claims still have; answers in the same order.
-    async fn renew(&self, claims: Vec<(String, DeadLetterClaimId)>, lease: Duration)
-    -> Result<Vec<Settled>, StoreError>;
+    async fn renew(
+        &self,
+        claims: Vec<(String, DeadLetterClaimId)>,
+        lease: Duration,
+    ) -> Result<Vec<Settled>, StoreError>;
 
     /// Ends the leases of dead letters that these claims still have.
     async fn release(&self, claims: Vec<(String, DeadLetterClaimId)>) -> Result<(), StoreError>;

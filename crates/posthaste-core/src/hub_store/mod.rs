@@ -26,8 +26,8 @@ pub use dead_letter_source::DeadLetterSource;
 pub use dead_letter_update::{DeadLetterUpdate, DueChange};
 pub use dead_letters::{
     ClaimedDeadLetters, DeadLetter, DeadLetterClaimId, DeadLetterClaimRequest, DeadLetterDetail, DeadLetterFields,
-    DeadLetterHistory, DeadLetterQueries, DeadLetterReplays, DeadLetterRow, DeadLetterStatus, DeadLetterStore, NewDeadLetter, Replay, ReplayResult,
-    ReplayResults, Trigger,
+    DeadLetterHistory, DeadLetterQueries, DeadLetterReplays, DeadLetterRow, DeadLetterStatus, DeadLetterStore,
+    NewDeadLetter, Replay, ReplayResult, ReplayResults, Trigger,
 };
 pub use idempotency::{EventIdentity, deduplicate, deduplicate_atomic};
 pub use log::{Backlog, BusInspector, GroupProgress, LogEntry, TopicState};

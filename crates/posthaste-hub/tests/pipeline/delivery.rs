@@ -117,7 +117,8 @@ async fn an_exhausted_letter_stays_failed_until_it_is_replayed() {
     subscribe(&world.hub, "order.placed", "orders", &endpoint, None).await;
     subscriber.answer(StatusCode::INTERNAL_SERVER_ERROR);
     publish(&world.hub, r#"{"eventType":"order.placed","sourceService":"shop","payload":null}"#).await;
-    let failed = DeadLetterFilter { status: Some(posthaste_hub::DeadLetterStatus::Failed), ..DeadLetterFilter::default() };
+    let failed =
+        DeadLetterFilter { status: Some(posthaste_hub::DeadLetterStatus::Failed), ..DeadLetterFilter::default() };
     let letter = until("the letter is exhausted", async || {
         let page = world.hub.dead_letters(&failed).await.unwrap();
         page.items.into_iter().find(|letter| letter.retry_count == 3)

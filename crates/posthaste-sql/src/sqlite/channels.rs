@@ -155,7 +155,8 @@ impl Batch<'_> {
         if self.owners.unknown().is_empty() {
             return Ok(());
         }
-        let unknown = serde_json::to_string(self.owners.unknown()).map_err(|error| sqlx::Error::Encode(error.into()))?;
+        let unknown =
+            serde_json::to_string(self.owners.unknown()).map_err(|error| sqlx::Error::Encode(error.into()))?;
         let recorded: Vec<(String, String)> =
             sqlx::query_as(OWNERS).bind(unknown.as_str()).fetch_all(&mut *self.connection).await?;
         let count: i64 = sqlx::query_scalar(COUNT).fetch_one(&mut *self.connection).await?;

@@ -201,7 +201,10 @@ impl Database {
     where
         A: Send + Sync + 'static,
         T: Send + 'static,
-        F: for<'c> Fn(&'c mut SqliteConnection, Arc<A>) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send + Sync + 'static,
+        F: for<'c> Fn(&'c mut SqliteConnection, Arc<A>) -> BoxFuture<'c, Result<T, sqlx::Error>>
+            + Send
+            + Sync
+            + 'static,
     {
         let arguments = Arc::new(arguments);
         self.write(doing, move |connection| job(connection, arguments.clone())).await

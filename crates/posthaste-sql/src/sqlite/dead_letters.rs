@@ -44,9 +44,9 @@ impl DeadLetterTable {
 impl DeadLetterStore for DeadLetterTable {
     async fn insert(&self, letters: Vec<NewDeadLetter>) -> Result<(), StoreError> {
         let with_ids = letters.into_iter().map(|letter| (uuid::Uuid::now_v7().to_string(), letter)).collect();
-        let write = self.database.write_with("insert dead letters", with_ids, |connection, letters| {
-            Box::pin(insert(connection, letters))
-        });
+        let write = self
+            .database
+            .write_with("insert dead letters", with_ids, |connection, letters| Box::pin(insert(connection, letters)));
         write.await
     }
 

@@ -85,7 +85,10 @@ pub async fn a_type_owns_its_topic_from_its_first_stored_event(harness: &impl Hu
     let mixed = channels.ingest(mixed, false).await.unwrap();
     let owner = Admission::Refused(taken_by("a_b"));
     assert_eq!(mixed, [Admission::Ingested(Conflict), Admission::Ingested(Stored), owner]);
-    assert_eq!(channels.record(vec!["a.b".to_owned(), "a_b".to_owned()]).await.unwrap(), [Err(taken_by("a_b")), Ok(())]);
+    assert_eq!(
+        channels.record(vec!["a.b".to_owned(), "a_b".to_owned()]).await.unwrap(),
+        [Err(taken_by("a_b")), Ok(())]
+    );
 }
 
 /// Neither by an ingest nor by a record.
@@ -95,7 +98,10 @@ pub async fn no_more_channels_are_recorded_than_the_limit(harness: &impl HubHarn
     let events = events.map(|(number, name)| event(&number.to_string(), name, "{}")).collect();
     let full = || Refusal::Full { limit: 2 };
     let stored = || Admission::Ingested(Stored);
-    assert_eq!(channels.ingest(events, false).await.unwrap(), [stored(), stored(), Admission::Refused(full()), stored()]);
+    assert_eq!(
+        channels.ingest(events, false).await.unwrap(),
+        [stored(), stored(), Admission::Refused(full()), stored()]
+    );
     let recorded = channels.record(vec!["four".to_owned(), "two".to_owned()]).await.unwrap();
     assert_eq!(recorded, [Err(full()), Ok(())]);
 }

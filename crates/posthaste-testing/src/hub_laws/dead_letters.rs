@@ -145,10 +145,7 @@ pub async fn scheduled_retries_count_and_leave_a_history(harness: &impl HubHarne
     assert_eq!((claimed.attempt, claimed.item.fields.attempts), (2, 5));
     assert_eq!(settle(&source, &claimed, Disposition::Dead(failure())).await, Settled::Applied);
     let spent = detail(&store, &id).await;
-    assert_eq!(
-        (spent.row.status, spent.row.retry_count, spent.row.fields.attempts),
-        (DeadLetterStatus::Failed, 2, 6)
-    );
+    assert_eq!((spent.row.status, spent.row.retry_count, spent.row.fields.attempts), (DeadLetterStatus::Failed, 2, 6));
     assert_eq!((spent.row.scheduled_at, spent.history.len()), (None, 2));
     let last = &spent.history[1];
     assert_eq!((last.error_code.as_deref(), last.duration), (Some("500"), Duration::from_millis(12)));
@@ -184,10 +181,7 @@ pub async fn a_replay_is_one_attempt_beside_the_schedule(harness: &impl HubHarne
     let again = source.replay(vec![id.clone()], None).await.unwrap();
     assert_eq!(settle(&source, &one(&source).await, Disposition::Done).await, Settled::Applied);
     let done = detail(&store, &id).await;
-    assert_eq!(
-        (done.row.status, done.row.retry_count, done.row.scheduled_at),
-        (DeadLetterStatus::Processed, 0, None)
-    );
+    assert_eq!((done.row.status, done.row.retry_count, done.row.scheduled_at), (DeadLetterStatus::Processed, 0, None));
     assert_eq!((done.history.len(), done.history[1].error_code.as_deref()), (2, None));
     assert_eq!(store.replay_results(&again.id).await.unwrap().results[0].status, DeadLetterStatus::Processed);
     assert_eq!(source.replay(vec![id], None).await.unwrap().matched, 0, "delivered is delivered");
@@ -325,7 +319,8 @@ pub async fn a_cursor_goes_on_where_the_page_ended(harness: &impl HubHarness) {
     let sort = DeadLetterSort { by: DeadLetterSortKey::CreatedAt, descending: true };
     let (mut shown, mut cursor) = (Vec::new(), None);
     loop {
-        let page = store.list(&DeadLetterFilter { sort, cursor, size: 3, ..DeadLetterFilter::default() }).await.unwrap();
+        let page =
+            store.list(&DeadLetterFilter { sort, cursor, size: 3, ..DeadLetterFilter::default() }).await.unwrap();
         shown.extend(page.items.into_iter().map(|row| row.fields.delivery_id));
         store.insert(ids(7..9)).await.unwrap();
         cursor = page.next;

@@ -169,7 +169,8 @@ pub async fn a_page_goes_on_behind_an_id(harness: &impl HubHarness) {
 pub async fn sealed_credentials_are_remembered(harness: &impl HubHarness) {
     let registry = harness.open(options()).await.registry;
     let placed = registry.create_definition(definition("placed")).await.unwrap();
-    create(&registry, SubscriptionFields { credentials_sealed: Bytes::new(), ..subscription(&placed.id, "open") }).await;
+    create(&registry, SubscriptionFields { credentials_sealed: Bytes::new(), ..subscription(&placed.id, "open") })
+        .await;
     assert!(!registry.has_sealed_credentials().await.unwrap());
     let sealed = create(&registry, subscription(&placed.id, "billing")).await;
     registry.delete_subscription(&sealed.id, None).await.unwrap();

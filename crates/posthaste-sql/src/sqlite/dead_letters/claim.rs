@@ -7,7 +7,7 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
 use super::json;
-use super::queries::{FIELDS, FIELD_COUNT, read_fields};
+use super::queries::{FIELD_COUNT, FIELDS, read_fields};
 use crate::sqlite::clock::{NOW_MS, millis, span};
 use crate::sqlite::unreadable::text;
 

@@ -69,8 +69,7 @@ impl DeadLetterQueries for DeadLetterTable {
 
     async fn depth_by_status(&self) -> Result<Vec<(DeadLetterStatus, u64)>, StoreError> {
         let query = sqlx::query_as("SELECT status, letters FROM dlt_depth ORDER BY status");
-        let rows: Vec<(i64, i64)> =
-            doing("count the dead letters", query.fetch_all(self.database.operators())).await?;
+        let rows: Vec<(i64, i64)> = doing("count the dead letters", query.fetch_all(self.database.operators())).await?;
         Ok(rows.into_iter().map(|(status, count)| (DeadLetterStatus::of_code(status), count as u64)).collect())
     }
 }

@@ -21,9 +21,9 @@ const RESULTS: &str = "SELECT id, NULL, 1 FROM dlt_event WHERE replay_id = ?1
 impl DeadLetterReplays for DeadLetterTable {
     async fn replay(&self, ids: Vec<String>, reason: Option<String>) -> Result<Replay, StoreError> {
         let request = (uuid::Uuid::now_v7().to_string(), ids, reason);
-        let replay = self.database.write_with("replay dead letters", request, |connection, request| {
-            Box::pin(replay(connection, request))
-        });
+        let replay = self
+            .database
+            .write_with("replay dead letters", request, |connection, request| Box::pin(replay(connection, request)));
         replay.await
     }
 

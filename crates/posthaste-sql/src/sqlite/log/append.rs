@@ -50,9 +50,10 @@ impl Log {
         let topics: BTreeSet<Arc<str>> = records.iter().map(|record| Arc::clone(&record.topic)).collect();
         let partitions = self.partitions_of(&topics).await?;
         let append = Append::of(records, &partitions).map_err(|error| store_error(DOING, error))?;
-        let write = self.0.database.write_with(DOING, append, |connection, append| {
-            Box::pin(async move { append.write(connection).await })
-        });
+        let write = self
+            .0
+            .database
+            .write_with(DOING, append, |connection, append| Box::pin(async move { append.write(connection).await }));
         write.await?;
         self.wake_readers_of(&topics);
         Ok(())

@@ -131,8 +131,7 @@ mod tests {
         let database = Database::open(&url).await.unwrap();
         database.migrate_hub().await.unwrap();
         let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {}", lags()));
-        let rows: Vec<(i64, i64, i64, String)> =
-            sqlx::query_as(explain).fetch_all(database.readers()).await.unwrap();
+        let rows: Vec<(i64, i64, i64, String)> = sqlx::query_as(explain).fetch_all(database.readers()).await.unwrap();
         assert!(rows.iter().all(|(.., step)| !step.starts_with("SCAN record")), "{rows:?}");
     }
 }

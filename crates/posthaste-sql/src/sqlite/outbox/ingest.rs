@@ -16,9 +16,10 @@ impl OutboxStore {
     /// Stores new events and says of each event what became of it, in the same order. It has committed when it returns; the
     /// caller wakes the sources of the table.
     pub async fn ingest(&self, events: Vec<Arc<Event>>) -> Result<Vec<Ingested>, StoreError> {
-        let write = self.0.database.write_with("store events in the outbox", (self.clone(), events), |connection, job| {
-            Box::pin(async move { job.0.store_batch(connection, &job.1, false).await })
-        });
+        let write =
+            self.0.database.write_with("store events in the outbox", (self.clone(), events), |connection, job| {
+                Box::pin(async move { job.0.store_batch(connection, &job.1, false).await })
+            });
         write.await
     }
 
@@ -58,8 +59,9 @@ impl OutboxStore {
         }
         let ids: Vec<&str> = events.iter().map(|event| event.id()).collect();
         let rows = sqlx::query(self.sql(READ_BACK)).bind(json(&ids)?).fetch_all(connection).await?;
-        let identity =
-            |row: &SqliteRow| Ok((row.try_get(0)?, EventIdentity { event_type: row.try_get(1)?, payload: row.try_get(2)? }));
+        let identity = |row: &SqliteRow| {
+            Ok((row.try_get(0)?, EventIdentity { event_type: row.try_get(1)?, payload: row.try_get(2)? }))
+        };
         rows.iter().map(identity).collect()
     }
 }

@@ -46,7 +46,8 @@ impl DefinitionStore for RegistryTables {
 
     async fn definition(&self, id: &str) -> Result<Option<Definition>, StoreError> {
         let sql = AssertSqlSafe(format!("SELECT {COLUMNS} FROM event_definition WHERE id = ?"));
-        let row = doing("read a definition", sqlx::query(sql).bind(id).fetch_optional(self.database.operators())).await?;
+        let row =
+            doing("read a definition", sqlx::query(sql).bind(id).fetch_optional(self.database.operators())).await?;
         doing("read a definition", async { row.map(|row| read(&row, 0)).transpose() }).await
     }
 

@@ -53,7 +53,8 @@ impl SubscriptionStore for RegistryTables {
 
     async fn subscription(&self, id: &str) -> Result<Option<Subscription>, StoreError> {
         let sql = AssertSqlSafe(format!("SELECT {COLUMNS} FROM subscription WHERE id = ?"));
-        let row = doing("read a subscription", sqlx::query(sql).bind(id).fetch_optional(self.database.operators())).await?;
+        let row =
+            doing("read a subscription", sqlx::query(sql).bind(id).fetch_optional(self.database.operators())).await?;
         doing("read a subscription", async { row.map(|row| read(&row, 0)).transpose() }).await
     }
 
