@@ -185,8 +185,8 @@ mod tests {
             Ok(vec![Settled::Applied; settlements.len()])
         }
 
-        async fn renew(&self, held: &[&Claimed<Item>]) -> Result<Vec<Settled>, StoreError> {
-            Ok(vec![Settled::Applied; held.len()])
+        async fn renew(&self, claimed: &[&Claimed<Item>]) -> Result<Vec<Settled>, StoreError> {
+            Ok(vec![Settled::Applied; claimed.len()])
         }
 
         async fn release(&self, _: &[&Claimed<Item>]) -> Result<(), StoreError> {

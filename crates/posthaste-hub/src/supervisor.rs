@@ -3,7 +3,6 @@
 //! When a task panics, or ends before the hub stops, the supervisor logs it, counts it, and starts the task again after a
 //! pause. A task that fails again and again is reported to [`Health`], so that readiness names it.
 
-use std::any::Any;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
@@ -12,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use posthaste_core::metric_names::HUB_TASK_PANICS;
-use posthaste_core::{Backoff, lock};
+use posthaste_core::{Backoff, lock, panic_message};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -99,7 +98,7 @@ async fn keep<T: Future<Output = ()> + Send>(
             Ok(()) => "it ended before the hub stopped".to_owned(),
             Err(panic) => {
                 metrics::counter!(HUB_TASK_PANICS, "task" => task.to_string()).increment(1);
-                format!("it panicked: {}", message(&*panic))
+                format!("it panicked: {}", panic_message(&*panic))
             }
         };
         let pause = backoff.next_pause();
@@ -113,11 +112,6 @@ async fn keep<T: Future<Output = ()> + Send>(
             () = sleep(pause) => {}
         }
     }
-}
-
-fn message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
 }
 
 #[cfg(test)]

@@ -83,12 +83,12 @@ impl<S: Source<Item: Described>> Source for Watched<S> {
         Ok(settled)
     }
 
-    async fn renew(&self, held: &[&Claimed<S::Item>]) -> Result<Vec<Settled>, StoreError> {
-        self.source.renew(held).await
+    async fn renew(&self, claimed: &[&Claimed<S::Item>]) -> Result<Vec<Settled>, StoreError> {
+        self.source.renew(claimed).await
     }
 
-    async fn release(&self, held: &[&Claimed<S::Item>]) -> Result<(), StoreError> {
-        self.source.release(held).await
+    async fn release(&self, claimed: &[&Claimed<S::Item>]) -> Result<(), StoreError> {
+        self.source.release(claimed).await
     }
 
     async fn close(&self) -> Result<(), StoreError> {

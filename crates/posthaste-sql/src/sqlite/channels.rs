@@ -8,6 +8,7 @@ use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
 use super::database::Database;
 use super::errors::doing;
+use super::json::json;
 use super::outbox::{OutboxStore, fill};
 use super::unreadable::readable;
 
@@ -155,8 +156,7 @@ impl Batch<'_> {
         if self.owners.unknown().is_empty() {
             return Ok(());
         }
-        let unknown =
-            serde_json::to_string(self.owners.unknown()).map_err(|error| sqlx::Error::Encode(error.into()))?;
+        let unknown = json(self.owners.unknown())?;
         let recorded: Vec<(String, String)> =
             sqlx::query_as(OWNERS).bind(unknown.as_str()).fetch_all(&mut *self.connection).await?;
         let count: i64 = sqlx::query_scalar(COUNT).fetch_one(&mut *self.connection).await?;

@@ -6,7 +6,6 @@ use posthaste_core::hub_store::{
     ClaimedDeadLetters, DeadLetterClaimId, DeadLetterClaimRequest, DeadLetterStore, DeadLetterUpdate, NewDeadLetter,
 };
 use posthaste_core::{Settled, StoreError};
-use serde::Serialize;
 use sqlx::{AssertSqlSafe, SqliteConnection};
 
 use super::clock::{NOW_MS, millis};
@@ -138,16 +137,4 @@ async fn insert(
         query.execute(&mut *connection).await?;
     }
     Ok(())
-}
-
-fn settled(is_applied: bool) -> Settled {
-    match is_applied {
-        true => Settled::Applied,
-        false => Settled::LostLease,
-    }
-}
-
-/// Many values as one bind.
-fn json(values: &(impl Serialize + ?Sized)) -> Result<String, sqlx::Error> {
-    serde_json::to_string(values).map_err(|error| sqlx::Error::Encode(error.into()))
 }

@@ -23,7 +23,8 @@ pub struct HubDatabase {
 impl HubDatabase {
     /// Opens the file for this process alone. A new file can be read by its owner only.
     pub async fn open(url: &str) -> Result<Self, OpenError> {
-        let file = file_of(url).unwrap_or_default();
+        // Without a file, the error says what is wrong with the URL.
+        let Some(file) = file_of(url) else { return Self::open_shared(url).await };
         let lock = FileLock::acquire(&Self::lock_file(&file)).map_err(|error| match error {
             std::fs::TryLockError::WouldBlock => OpenError::InUse { database: file.display().to_string() },
             std::fs::TryLockError::Error(source) => Self::unwritable(&file, source),

@@ -8,6 +8,7 @@ mod errors;
 mod file_lock;
 mod hub_database;
 mod inbox;
+mod json;
 mod log;
 mod migrations;
 mod outbox;

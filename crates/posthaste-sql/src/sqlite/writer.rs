@@ -1,4 +1,3 @@
-use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +5,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use posthaste_core::metric_names::HUB_TASK_PANICS;
-use posthaste_core::{Backoff, heartbeat};
+use posthaste_core::{Backoff, heartbeat, panic_message};
 use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{ConnectOptions, Connection};
@@ -144,7 +143,7 @@ async fn keep_serving(
         let serving = AssertUnwindSafe(serve(connection, writer_lock.clone(), &mut requests)).catch_unwind();
         let Err(panic) = serving.await else { return };
         metrics::counter!(HUB_TASK_PANICS, "task" => "sqlite-writer").increment(1);
-        tracing::error!(panic = message(&*panic), "the SQLite writer panicked and connects anew");
+        tracing::error!(panic = panic_message(&*panic), "the SQLite writer panicked and connects anew");
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         connection = loop {
             // A pause each time: a panic or a refusal that repeats must not take the processor.
@@ -268,7 +267,7 @@ async fn run_all(connection: &mut SqliteConnection, group: &mut [Box<dyn Job>]) 
         // half-done is in the transaction, which the caller rolls back, and in the job, which is only answered then.
         match AssertUnwindSafe(job.run(connection)).catch_unwind().await {
             Ok(done) => done?,
-            Err(panic) => return Err(sqlx::Error::Protocol(format!("the write panicked: {}", message(&*panic)))),
+            Err(panic) => return Err(sqlx::Error::Protocol(format!("the write panicked: {}", panic_message(&*panic)))),
         }
     }
     Ok(())
@@ -280,11 +279,6 @@ async fn commit(connection: &mut SqliteConnection) -> Result<(), WriteError> {
         true => WriteError::Undone(error),
         false => WriteError::Unknown(error),
     })
-}
-
-fn message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
 }
 
 #[cfg(test)]

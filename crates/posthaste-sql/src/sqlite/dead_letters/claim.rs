@@ -6,9 +6,9 @@ use posthaste_core::hub_store::{ClaimedDeadLetters, DeadLetter, DeadLetterClaimI
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
-use super::json;
 use super::queries::{FIELD_COUNT, FIELDS, read_fields};
 use crate::sqlite::clock::{NOW_MS, millis, span};
+use crate::sqlite::json::json;
 use crate::sqlite::unreadable::text;
 
 /// Later than every time that is ever due, and less than every text.

@@ -4,8 +4,8 @@ use posthaste_core::Settled;
 use posthaste_core::hub_store::DeadLetterClaimId;
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
-use super::{json, settled};
 use crate::sqlite::clock::NOW_MS;
+use crate::sqlite::json::json;
 
 /// The dead letters that the given claims still have. Binds: the claims, see [`bind`].
 const FENCED: &str = "FROM (SELECT value ->> 0 AS id, value ->> 1 AS claim_id FROM json_each(?1)) AS claimed
@@ -24,7 +24,7 @@ pub(super) async fn renew(
     let sql = format!("UPDATE dlt_event SET locked_until = {NOW_MS} + ?2 {FENCED} RETURNING dlt_event.id");
     let rows = sqlx::query(AssertSqlSafe(sql)).bind(bind(&claims)?).bind(lease).fetch_all(connection).await?;
     let renewed = rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<String>, _>>()?;
-    Ok(claims.iter().map(|(id, _)| settled(renewed.contains(id))).collect())
+    Ok(claims.iter().map(|(id, _)| Settled::of(renewed.contains(id))).collect())
 }
 
 pub(super) async fn release(

@@ -5,9 +5,10 @@ use posthaste_core::StoreError;
 use posthaste_core::hub_store::{DeadLetterReplays, DeadLetterStatus, Replay, ReplayResult, ReplayResults};
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
-use super::{DeadLetterTable, json};
+use super::DeadLetterTable;
 use crate::sqlite::clock::NOW_MS;
 use crate::sqlite::errors::doing;
+use crate::sqlite::json::json;
 
 /// Each dead letter that waits for the replay, and the last result of each that does not wait for it any more. One statement,
 /// so that a dead letter that is settled meanwhile is either pending or has a result.

@@ -6,8 +6,8 @@ use posthaste_core::hub_store::{DeadLetterStatus, DeadLetterUpdate, DueChange, T
 use serde::Serialize;
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
-use super::{json, settled};
 use crate::sqlite::clock::{NOW_MS, millis};
+use crate::sqlite::json::json;
 
 /// A [`DeadLetterUpdate`] as the statements below read it from JSON.
 #[derive(Serialize)]
@@ -125,5 +125,5 @@ pub(super) async fn settle(
         sqlx::query(AssertSqlSafe(history())).bind(to_apply.clone()).execute(&mut *connection).await?;
         sqlx::query(AssertSqlSafe(update())).bind(to_apply).execute(connection).await?;
     }
-    Ok(applied.into_iter().map(settled).collect())
+    Ok(applied.into_iter().map(Settled::of).collect())
 }

@@ -309,7 +309,7 @@ impl Consumer for GroupConsumer {
             }
         }
         let is_recorded = |id: Option<i64>| id.is_some_and(|id| recorded.contains(&id));
-        Ok(partitions.into_iter().map(|id| settled(is_recorded(id))).collect())
+        Ok(partitions.into_iter().map(|id| Settled::of(is_recorded(id))).collect())
     }
 
     async fn renew(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
@@ -319,7 +319,7 @@ impl Consumer for GroupConsumer {
             self.lease_partitions(&mut membership).await?;
         }
         let assignment = lock(&self.assignment);
-        Ok(positions.iter().map(|position| settled(assignment.id_of(position).is_some())).collect())
+        Ok(positions.iter().map(|position| Settled::of(assignment.id_of(position).is_some())).collect())
     }
 
     async fn close(&self) -> Result<(), StoreError> {
@@ -340,10 +340,6 @@ impl Consumer for GroupConsumer {
     fn wakeup(&self) -> &Wakeup {
         &self.subscription.wakeup
     }
-}
-
-fn settled(applied: bool) -> Settled {
-    if applied { Settled::Applied } else { Settled::LostLease }
 }
 
 #[cfg(test)]

@@ -10,19 +10,14 @@ use sqlx::{AssertSqlSafe, Row};
 
 use super::{Subscription, unreadable};
 use crate::sqlite::Database;
+use crate::sqlite::clock::{NOW_MS, millis};
 use crate::sqlite::errors::doing;
 use crate::sqlite::unreadable::{report, text};
 
-/// The database's clock: the only one that all consumers share.
-const NOW: &str = "CAST(unixepoch('subsec') * 1000 AS INTEGER)";
-
 /// The lease has ended. `?4` is the length of a lease: a lease that ends later than that was begun before the clock was set
 /// back. Nobody can tell when it ends, so it counts as ended.
-const ENDED: &str = "(leased_until < CAST(unixepoch('subsec') * 1000 AS INTEGER)
-     OR leased_until > CAST(unixepoch('subsec') * 1000 AS INTEGER) + ?4 * 11 / 10)";
-
-fn millis(lease: Duration) -> i64 {
-    i64::try_from(lease.as_millis()).unwrap_or(i64::MAX / 20)
+fn ended() -> String {
+    format!("(leased_until < {NOW_MS} OR leased_until > {NOW_MS} + ?4 * 11 / 10)")
 }
 
 /// Fenced: records progress only where owner and generation are still those under which the records were read.
@@ -110,8 +105,9 @@ impl Leases {
         let sql = format!(
             "SELECT EXISTS (
                 SELECT 1 FROM log_partition LEFT JOIN log_group ON group_name = ?2 AND partition_id = id
-                WHERE {} AND (owner IS NULL OR (owner <> ?3 AND {ENDED})))",
-            self.matching
+                WHERE {} AND (owner IS NULL OR (owner <> ?3 AND {})))",
+            self.matching,
+            ended()
         );
         let query = sqlx::query_scalar(AssertSqlSafe(sql)).bind(&self.topics).bind(&self.group).bind(&self.owner);
         let query = query.bind(millis(lease));
@@ -130,13 +126,14 @@ impl Leases {
         );
         let acquire = format!(
             "UPDATE log_group
-             SET generation = generation + (owner IS NOT ?3), owner = ?3, leased_until = {NOW} + ?4
+             SET generation = generation + (owner IS NOT ?3), owner = ?3, leased_until = {NOW_MS} + ?4
              WHERE group_name = ?2 AND partition_id IN (SELECT id FROM log_partition WHERE {})
-               AND (owner IS NULL OR owner = ?3 OR {ENDED})
+               AND (owner IS NULL OR owner = ?3 OR {})
              RETURNING partition_id, generation, watermark, completed,
                 (SELECT topic FROM log_partition WHERE id = partition_id) AS topic,
                 (SELECT partition FROM log_partition WHERE id = partition_id) AS partition",
-            self.matching
+            self.matching,
+            ended()
         );
         let lease = millis(lease);
         let leases = self.clone();

@@ -6,7 +6,8 @@ use posthaste_core::{Event, StoreError};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{Row, SqliteConnection};
 
-use super::{OutboxStore, json};
+use super::OutboxStore;
+use crate::sqlite::json::json;
 
 /// Reads what identifies the rows of events that are in the table already. Binds: the ids.
 const READ_BACK: &str = "SELECT event_id, CAST(event_type AS BLOB), coalesce(payload_bytes, CAST(payload AS BLOB))

@@ -12,6 +12,7 @@ use sqlx::{AssertSqlSafe, QueryBuilder, Row};
 use super::{Refusal, RegistryTables, check_version, page, raise_version};
 use crate::sqlite::clock::{NOW_MS, millis, span, time};
 use crate::sqlite::errors::doing;
+use crate::sqlite::json::json;
 
 pub(super) const COLUMNS: &str = "subscription.id, subscriber_id, definition_id, endpoint, endpoint_digest, \
      payload_type, auth_type, credentials_sealed, header_names, timeout_ms, max_retry, tenant_id, active, \
@@ -165,8 +166,7 @@ async fn write(
         let mark = "INSERT INTO sealing (only) VALUES (1) ON CONFLICT DO NOTHING";
         sqlx::query(mark).execute(&mut *connection).await?;
     }
-    let header_names =
-        serde_json::to_string(&fields.header_names).map_err(|error| sqlx::Error::Encode(error.into()))?;
+    let header_names = json(&fields.header_names)?;
     let row = sqlx::query(AssertSqlSafe(sql))
         .bind(&fields.subscriber_id)
         .bind(&fields.definition_id)
