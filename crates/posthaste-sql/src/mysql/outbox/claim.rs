@@ -18,6 +18,9 @@ use crate::mysql::errors::doing;
 use crate::outbox::{SOONEST_TAKEOVER, key_of, limit};
 use crate::session::Failed;
 
+/// The claim id of a lease that has ended, of a row that is free.
+const ENDED_LEASE: &str = "CASE WHEN locked_at IS NOT NULL THEN COALESCE(locked_by, '') END";
+
 /// How many types one statement lists: recursion has a limit, which is the server's.
 const TYPES: i64 = 500;
 
@@ -51,7 +54,7 @@ pub(super) fn pending(of_one_type: bool) -> String {
 pub(super) fn free(of_one_type: bool) -> String {
     let due = due_rows(Mode::MultiNode, of_one_type);
     format!(
-        "SELECT seq, available_at, locked_by, lease_losses, {BYTES} {due} AND {FREE}
+        "SELECT seq, available_at, {ENDED_LEASE}, lease_losses, {BYTES} {due} AND {FREE}
          ORDER BY available_at, seq LIMIT ? FOR UPDATE SKIP LOCKED"
     )
 }
@@ -66,7 +69,7 @@ pub(super) fn ready(of_one_type: bool) -> String {
 /// Locks those of the rows that are still due, free and not blocked. Binds: the rows, then those of [`FREE`].
 pub(super) fn lock_ready() -> String {
     format!(
-        "SELECT seq, available_at, locked_by, lease_losses, {BYTES}, aggregate_type, aggregate_id
+        "SELECT seq, available_at, {ENDED_LEASE}, lease_losses, {BYTES}, aggregate_type, aggregate_id
          FROM {{rows}} WHERE ready = 1 AND available_at <= {{now}} AND {FREE} FOR UPDATE SKIP LOCKED"
     )
 }

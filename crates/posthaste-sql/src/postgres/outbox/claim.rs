@@ -107,7 +107,7 @@ pub(super) fn candidates(mode: Mode, of_one_type: bool) -> String {
         _ => ("", "NULL::bigint"),
     };
     format!(
-        "SELECT seq, available_at, locked_by, lease_losses,
+        "SELECT seq, available_at, CASE WHEN locked_at IS NOT NULL THEN coalesce(locked_by, '') END, lease_losses,
              coalesce(octet_length(payload), octet_length(payload_bytes)), aggregate_type, aggregate_id, {predecessor}
          FROM {{table}} AS row
          WHERE {due} {unblocked} AND {FREE} AND seq NOT IN (SELECT unnest($1::bigint[]))

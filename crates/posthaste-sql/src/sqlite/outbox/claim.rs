@@ -14,7 +14,7 @@ use sqlx::sqlite::{SqliteArguments, SqliteRow};
 use sqlx::{Row, Sqlite, SqliteConnection};
 
 use super::OutboxStore;
-use super::rows::{DUE_COLUMNS, Due, EVENT_COLUMNS, due, key};
+use super::rows::{DUE_COLUMNS, Due, EVENT_COLUMNS, due, key, text};
 use super::settle::UNBLOCK;
 use super::undecodable::UndecodableType;
 use crate::outbox::{SOONEST_TAKEOVER, limit};
@@ -60,7 +60,7 @@ pub(super) fn candidates(mode: Mode, of_one_type: bool) -> String {
         _ => "NULL",
     };
     format!(
-        "SELECT seq, due, CASE WHEN locked_at IS NOT NULL THEN coalesce(CAST(locked_by AS TEXT), '') END,
+        "SELECT seq, due, CASE WHEN locked_at IS NOT NULL THEN coalesce(locked_by, '') END,
              CAST(lease_losses AS INTEGER),
              coalesce(octet_length(payload), octet_length(payload_bytes)), aggregate_type, aggregate_id, {predecessor}
          FROM {due}
@@ -309,7 +309,7 @@ impl OutboxStore {
         let read = |row: &SqliteRow| {
             Ok(Candidate {
                 position: Position { due: row.try_get(1)?, seq: row.try_get(0)? },
-                ended_lease: row.try_get(2)?,
+                ended_lease: text(row, 2),
                 lease_losses: row.try_get::<i64, _>(3)?.max(0) as u32,
                 bytes: row.try_get::<Option<i64>, _>(4)?.unwrap_or_default().max(0) as usize,
                 key: if is_ordered { key(row, 5, 6) } else { None },

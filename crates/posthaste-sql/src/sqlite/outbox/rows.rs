@@ -80,7 +80,7 @@ fn created_at(row: &SqliteRow) -> Result<DateTime<Utc>, sqlx::Error> {
 }
 
 /// As far as it can be read.
-fn text(row: &SqliteRow, column: usize) -> Option<String> {
+pub(super) fn text(row: &SqliteRow, column: usize) -> Option<String> {
     let bytes = row.try_get_unchecked::<Option<Vec<u8>>, _>(column).ok().flatten()?;
     Some(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
