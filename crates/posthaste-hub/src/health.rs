@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use posthaste_core::lock;
 
-/// The size of a write that shows whether the database takes any: more than a page, so that it needs room.
+/// The size of a write that shows whether the database accepts writes: more than a page, so that it needs space.
 const SMALL_WRITE: usize = 8 * 1024;
 /// A write that is larger proves no more.
 const LARGE_WRITE: usize = 2 * 1024 * 1024;
@@ -35,18 +35,18 @@ impl Health {
         lock(&self.0.failing).clone()
     }
 
-    /// The database did not take a write of this many bytes. A disk that is nearly full still takes small ones, so the
+    /// The database failed to write this many bytes. A disk that is nearly full still accepts small writes, so the
     /// next check has to write as much.
     pub(crate) fn write_failed(&self, bytes: usize) {
         self.0.failed_write.fetch_max(bytes, Ordering::Relaxed);
     }
 
-    /// The database took a write of the size to check.
+    /// The database accepted a write of the size to check.
     pub(crate) fn write_succeeded(&self) {
         self.0.failed_write.store(0, Ordering::Relaxed);
     }
 
-    /// How much has to be written to know that the database takes writes.
+    /// How much a check has to write.
     pub(crate) fn write_to_check(&self) -> usize {
         self.0.failed_write.load(Ordering::Relaxed).clamp(SMALL_WRITE, LARGE_WRITE)
     }

@@ -35,7 +35,7 @@ pub enum PartStatus {
 }
 
 impl Readiness {
-    /// Whether every part can.
+    /// True if every part can do its work.
     pub fn is_ready(&self) -> bool {
         self.parts.values().all(|part| *part == PartStatus::Ready)
     }
@@ -64,7 +64,7 @@ impl ReadinessCheck {
 }
 
 impl Hub {
-    /// Checks that the database takes writes, that every task runs, and that no relay is stalled while work waits for it.
+    /// Checks that the database accepts writes, that every task runs, and that no relay is stalled while work waits for it.
     pub async fn readiness(&self) -> Readiness {
         let check = &self.readiness;
         // Callers at the same time share one check.

@@ -115,7 +115,7 @@ impl Registrations {
         })
     }
 
-    /// A secret that is not given again stays the one that it was.
+    /// A secret that is not given stays as it is stored.
     pub async fn update_subscription(
         &self,
         id: Uuid,
@@ -125,7 +125,7 @@ impl Registrations {
         let before = self.registry.subscription(&id.to_string()).await?.ok_or(RegistryError::NotFound)?;
         // The old secrets are needed only where no new ones are given: after the loss of the key, new ones can be entered.
         let (new, credentials, expected) = match keeps_secrets(&new, &before.fields) {
-            // The version that was read: somebody else may be changing the secrets at this moment.
+            // The version that was read: another request may change the secrets at this moment.
             true => {
                 let (new, credentials) = with_stored(new, &before.fields, self.opened(&before)?)?;
                 (new, credentials, expected.or(Some(before.version)))
@@ -209,7 +209,7 @@ impl Registrations {
         }
     }
 
-    /// Finds an address again that the database does not hold in full. A query string may be a secret that is easy to guess,
+    /// The digest by which an address is found again that the database does not have in full. A query string may be a secret that is easy to guess,
     /// so its digest needs the key.
     fn digest(&self, endpoint: &Endpoint) -> Bytes {
         let address = endpoint.uri().to_string();
@@ -256,7 +256,7 @@ impl Registrations {
     }
 }
 
-/// Whether asking again will not help.
+/// True if the same request would fail again.
 fn is_permanent(error: &RegistrationError) -> bool {
     match error {
         RegistrationError::Registry(RegistryError::Store(error)) => error.kind() == FaultKind::Permanent,
@@ -264,7 +264,7 @@ fn is_permanent(error: &RegistrationError) -> bool {
     }
 }
 
-/// Whether a replacement leaves a secret to what is stored.
+/// True if a replacement keeps a stored secret.
 fn keeps_secrets(new: &NewSubscription, before: &SubscriptionFields) -> bool {
     let keeps_auth = match &new.auth {
         Some(auth) => auth.keeps_secret(),

@@ -60,12 +60,12 @@ impl Relays {
         self.supervisor.stopping()
     }
 
-    /// How far this relay has come.
+    /// The progress of this relay.
     pub(crate) fn progress(&self, relay: &str) -> Counts {
         lock(&self.progress).get(relay).map(|progress| progress.counts()).unwrap_or_default()
     }
 
-    /// The relays whose last attempt failed because a dependency did not take the item.
+    /// The relays whose last attempt failed because of a dependency.
     pub(crate) fn held_back(&self) -> impl Iterator<Item = String> {
         let progress = lock(&self.progress);
         let held_back = progress.iter().filter(|(_, progress)| progress.is_held_back());
@@ -73,7 +73,7 @@ impl Relays {
     }
 }
 
-/// What it takes to start a relay again.
+/// A relay that can be started again.
 struct RelayTask<S: Source, K> {
     name: Arc<str>,
     make: MakeSource<S>,

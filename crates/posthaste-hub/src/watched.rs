@@ -7,12 +7,12 @@ use posthaste_core::{Claim, Claimed, Disposition, Settled, Settlement, Source, S
 
 use crate::attempt_log::{AttemptLog, Described};
 
-/// How far a relay has come, for readiness.
+/// The progress of a relay, for readiness.
 #[derive(Default)]
 pub(crate) struct Progress {
     settled: AtomicU64,
     completed: AtomicU64,
-    /// The last attempt failed because a dependency did not take the item.
+    /// The last attempt failed because of a dependency.
     held_back: AtomicBool,
 }
 

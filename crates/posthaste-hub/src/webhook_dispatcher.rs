@@ -143,7 +143,7 @@ fn request_headers(
     headers
 }
 
-/// Whether a name may stand in an HTTP header.
+/// True if this can be the name of an HTTP header.
 fn is_token(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte))
 }

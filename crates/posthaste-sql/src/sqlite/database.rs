@@ -79,7 +79,7 @@ impl Database {
         Self::open_with(options.map_err(|source| OpenError::BadUrl { url: url.to_owned(), source })?).await
     }
 
-    /// Opens the file that somebody else's connections are made for.
+    /// Opens the file of these options, beside the connections of a service.
     pub(super) async fn open_with(options: SqliteConnectOptions) -> Result<Self, OpenError> {
         let options = options
             .create_if_missing(true)
@@ -89,7 +89,7 @@ impl Database {
             .busy_timeout(BUSY_TIMEOUT)
             .pragma("cache_size", "-16000")
             .pragma("temp_store", "memory")
-            // Read ahead, so that whoever reads is not woken for every few rows; not by more, because rows may be large.
+            // Read ahead, so that a reader is not woken for every few rows; not by more, because rows may be large.
             .row_buffer_size(128)
             // Multi-row statements come in as many shapes as there are row counts up to the chunk size.
             .statement_cache_capacity(600);
@@ -119,7 +119,7 @@ impl Database {
         })
     }
 
-    /// Brings a table of the library up to date; who finds it so need not write.
+    /// Brings a table of the library up to date. A process that finds it up to date writes nothing.
     pub(super) async fn migrate(
         &self,
         table: &TableName,
@@ -145,7 +145,7 @@ impl Database {
         read.await.map_err(|error| store_error("read the version of the schema", error))
     }
 
-    /// Held by whoever writes to the file.
+    /// The lock that a task of this process holds while it writes to the file.
     pub(super) fn writer_lock(&self) -> &WriterLock {
         &self.writer_lock
     }
@@ -161,7 +161,7 @@ impl Database {
         &self.operators
     }
 
-    /// Whether something could be written now: the writer answers, and the file's lock can be had.
+    /// Fails if nothing could be written now: because the writer does not answer, or the file stays locked.
     pub async fn check(&self) -> Result<(), StoreError> {
         self.write("reach the database", |_| Box::pin(async { Ok(()) })).await
     }

@@ -1,8 +1,8 @@
 use posthaste_core::{FaultKind, StoreError};
 
-/// The code that says that somebody else has the file.
+/// SQLITE_BUSY: another connection has locked the file.
 const BUSY: i64 = 5;
-/// The code of an error of the disk.
+/// SQLITE_IOERR: an error of the disk.
 const IO_ERROR: i64 = 10;
 
 /// What a failed statement means for its caller.
@@ -41,7 +41,7 @@ pub(super) fn is_certain(error: &sqlx::Error) -> bool {
     code(error).is_some_and(|code| code != IO_ERROR)
 }
 
-/// Whether somebody else has the file, for now.
+/// True if another connection has locked the file.
 pub(super) fn is_locked(error: &sqlx::Error) -> bool {
     code(error) == Some(BUSY)
 }

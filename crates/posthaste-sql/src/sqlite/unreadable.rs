@@ -25,7 +25,7 @@ pub(super) fn readable<T>(
     rows.iter().filter_map(read).collect()
 }
 
-/// What a column holds, as text, whatever its type is.
+/// The value of a column as text, whatever its type is.
 pub(super) fn text(row: &SqliteRow, column: usize) -> String {
     let bytes = row.try_get_unchecked::<Option<Vec<u8>>, _>(column).ok().flatten().unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()

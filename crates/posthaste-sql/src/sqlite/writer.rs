@@ -40,7 +40,7 @@ pub(super) enum WriteError {
     /// Nothing of it is in the database.
     #[error(transparent)]
     Undone(sqlx::Error),
-    /// It may be in the database: the commit failed on its way to the disk, or nobody said what became of it.
+    /// It may be in the database: the commit failed on its way to the disk, or was never answered.
     #[error(transparent)]
     Unknown(sqlx::Error),
 }
@@ -75,7 +75,7 @@ where
             (Ok(()), None) => Err(WriteError::Unknown(sqlx::Error::WorkerCrashed)),
             (Err(error), _) => Err(error),
         };
-        // Whoever asked may have gone; the write stands all the same.
+        // The caller may have stopped waiting; the write has committed all the same.
         let _ = self.reply.send(answer);
     }
 }
@@ -158,7 +158,7 @@ async fn keep_serving(
 
 async fn serve(mut connection: SqliteConnection, writer_lock: WriterLock, requests: &mut mpsc::Receiver<Request>) {
     while let Some(request) = requests.recv().await {
-        // Whoever holds it for longer holds the lock of the file as well: then SQLite says so.
+        // A task that has it for longer also has the lock of the file: then the next statement fails as busy.
         let _permit = writer_lock.acquire(BUSY_TIMEOUT).await;
         let mut group = Vec::new();
         let mut next = Some(request);
@@ -263,7 +263,7 @@ async fn run_and_commit(connection: &mut SqliteConnection, group: &mut [Box<dyn 
 
 async fn run_all(connection: &mut SqliteConnection, group: &mut [Box<dyn Job>]) -> Result<(), sqlx::Error> {
     for job in group {
-        // A job is somebody else's code, and this task is everybody's only way to the file. What a panic leaves
+        // A panic of one job must not end this task, which is the only writer of the file. What a panic leaves
         // half-done is in the transaction, which the caller rolls back, and in the job, which is only answered then.
         match AssertUnwindSafe(job.run(connection)).catch_unwind().await {
             Ok(done) => done?,

@@ -158,7 +158,7 @@ fn push_like(query: &mut QueryBuilder<Sqlite>, column: &'static str, pattern: St
     query.push(column).push(" LIKE ").push_bind(pattern).push(" ESCAPE '\\'");
 }
 
-/// A user's text as part of a LIKE pattern, where it stands for itself.
+/// A text as part of a LIKE pattern that matches only itself.
 fn literal(text: &str) -> String {
     text.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_")
 }

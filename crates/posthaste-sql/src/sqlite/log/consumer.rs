@@ -18,7 +18,7 @@ use super::{Log, Subscription, headers_from_text, unreadable};
 use crate::sqlite::errors::{doing, store_error};
 use crate::sqlite::unreadable::{report, text};
 
-/// How often a consumer looks into the table for topics and free partitions that other processes made.
+/// How often a consumer searches for new topics and free partitions of other processes.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What one fetch may bring into memory, but for one record that is larger alone.
@@ -64,7 +64,7 @@ impl Candidate {
             Ok(headers) => candidate.headers = headers,
             Err(error) => {
                 candidate.damage = Some(format!("headers are no JSON array of [name, value] pairs: {error}"));
-                // As they stand, for the quarantine.
+                // Their text as it is, for the quarantine.
                 candidate.headers.push(("unreadable".to_owned(), text(row, 4)));
             }
         }

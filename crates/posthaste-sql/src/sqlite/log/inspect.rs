@@ -18,7 +18,7 @@ type EntryRow = (String, u32, i64, Vec<u8>, i64, Option<String>, Option<i64>, Op
 /// Topic, partition and next offset, with one group that reads it and its watermark.
 type TopicRow = (String, u32, i64, Option<String>, Option<i64>);
 
-/// Where [`RECORDS_OF_KEY`] has the group, whose progress is what may be unreadable.
+/// The column of the group in [`RECORDS_OF_KEY`]: if a row cannot be read, the progress of its group is the reason.
 const GROUP_OF_ENTRY: usize = 5;
 
 /// How many records of one event are shown: each comes with its value, which may be a mebibyte.
