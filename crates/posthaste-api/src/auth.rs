@@ -4,25 +4,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::checks::Errors;
 
-/// A text that is written only: Debug output hides it, and no type that goes out of the server contains it.
+/// A write-only text: Debug output hides it, and no type that the server sends contains it.
 ///
 /// It can be serialised because clients send it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);
 
-/// The credentials of a subscription as they come in. A secret that is absent keeps its value in an update.
+/// The credentials of a subscription as a caller sends them. In an update, an absent secret keeps its value.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "SCREAMING_SNAKE_CASE", deny_unknown_fields)]
 pub enum AuthIn {
-    /// None. Written as a struct because serde would let unknown fields of a unit pass.
+    /// None. Written as a struct because serde would accept unknown fields of a unit.
     None {},
     /// `Authorization: Basic`.
     BasicAuth {
-        /// The part that is shown.
+        /// Responses show it.
         #[serde(default)]
         username: String,
-        /// The part that is not.
+        /// No response shows it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         password: Option<Secret>,
     },
@@ -40,7 +40,7 @@ pub enum AuthIn {
     },
 }
 
-/// The credentials of a subscription as they go out: their kind and what is no secret.
+/// The credentials of a subscription as the server returns them: their kind and what is no secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum AuthOut {
@@ -48,7 +48,7 @@ pub enum AuthOut {
     None,
     /// `Authorization: Basic`.
     BasicAuth {
-        /// Who the server says it is.
+        /// The name that is sent to the endpoint.
         username: String,
     },
     /// `Authorization: Bearer` with a shared token.
@@ -77,7 +77,7 @@ impl fmt::Debug for Secret {
 }
 
 impl AuthIn {
-    /// What may be shown of it.
+    /// The parts that may be shown.
     pub fn public(&self) -> AuthOut {
         match self {
             Self::None {} => AuthOut::None,
@@ -87,7 +87,7 @@ impl AuthIn {
         }
     }
 
-    /// Whether its secret is left to what was stored before.
+    /// True if its secret is absent, so that an update keeps the stored one.
     pub fn keeps_secret(&self) -> bool {
         match self {
             Self::None {} => false,
@@ -97,7 +97,7 @@ impl AuthIn {
         }
     }
 
-    /// Adds what no request could carry.
+    /// Adds an error for each value that no request could carry.
     pub(crate) fn check(&self, errors: &mut Errors) {
         match self {
             Self::None {} => {}

@@ -1,6 +1,6 @@
 use crate::problem::FieldError;
 
-/// Gathers what is wrong with an input, so that all of it is told at once.
+/// Collects the violations of an input, so that all of them are reported at once.
 #[derive(Default)]
 pub(crate) struct Errors(Vec<FieldError>);
 
@@ -9,13 +9,13 @@ impl Errors {
         self.0.push(FieldError::new(field, detail));
     }
 
-    /// `value`, if nothing was wrong.
+    /// Returns `value`, or the errors if there are any.
     pub(crate) fn none_or<T>(self, value: T) -> Result<T, Vec<FieldError>> {
         if self.0.is_empty() { Ok(value) } else { Err(self.0) }
     }
 
-    /// Names, tenants and ids: one line of text that is not empty. Control characters would reach logs, terminals and
-    /// HTTP headers, and some databases cannot store NUL.
+    /// Checks a name, a tenant or an id: one line of text that is not empty. Control characters would reach logs,
+    /// terminals and HTTP headers, and some databases cannot store NUL.
     pub(crate) fn check_name(&mut self, field: &str, text: &str, longest: usize, hint: &str) {
         let length = text.chars().count();
         if length == 0 || length > longest {
@@ -26,7 +26,7 @@ impl Errors {
         }
     }
 
-    /// Text for people, which may have several lines.
+    /// Checks a text for people, which may have several lines.
     pub(crate) fn check_note(&mut self, field: &str, text: &str, longest: usize) {
         if text.chars().count() > longest {
             self.add(field, format!("has more than {longest} characters"));

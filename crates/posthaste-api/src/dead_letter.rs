@@ -5,17 +5,17 @@ use uuid::Uuid;
 
 use crate::domain::Domain;
 
-/// A delivery that failed too often, as it stands in a list.
+/// A delivery that failed too often, as a list shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeadLetter {
-    /// What a replay names it by.
+    /// The id for a replay.
     pub id: Uuid,
     /// The id of the event.
     pub message_id: String,
     /// The subscription that it was for.
     pub subscription_id: Uuid,
-    /// Whose subscription that is.
+    /// The subscriber of that subscription.
     pub subscriber_id: String,
     /// The type of the event.
     pub event_type: String,
@@ -23,11 +23,11 @@ pub struct DeadLetter {
     pub domain: Domain,
     /// The address that was called.
     pub endpoint: String,
-    /// Where it is in its life.
+    /// Its status.
     pub status: DeadLetterStatus,
     /// How many scheduled retries were made; replays do not count.
     pub retry_count: u32,
-    /// What went wrong last.
+    /// The last error.
     pub error: Option<String>,
     /// An HTTP status or a stable word for it.
     pub error_code: Option<String>,
@@ -37,7 +37,7 @@ pub struct DeadLetter {
     pub updated_at: DateTime<Utc>,
 }
 
-/// Where a dead letter is in its life.
+/// The status of a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum DeadLetterStatus {
@@ -50,7 +50,7 @@ pub enum DeadLetterStatus {
 }
 
 impl DeadLetterStatus {
-    /// The name as it stands in JSON, query strings and the database.
+    /// The name in JSON, query strings and the database.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::New => "NEW",
@@ -64,15 +64,15 @@ impl DeadLetterStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeadLetterPage {
-    /// The letters of this page.
+    /// The dead letters of this page.
     pub items: Vec<DeadLetter>,
-    /// Which page was asked for, from 0; 0 for a page that a cursor named.
+    /// The number of the page, from 0; 0 for a page that a cursor selected.
     pub page: u32,
-    /// The most letters of a page.
+    /// The most dead letters of a page.
     pub size: u32,
-    /// How many letters there are on all pages.
+    /// How many dead letters there are on all pages.
     pub total: u64,
-    /// Set when there are more letters than were counted.
+    /// True if there are more dead letters than were counted.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub total_is_lower_bound: bool,
     /// The `cursor` of the next page; absent on the last one.
@@ -84,7 +84,7 @@ pub struct DeadLetterPage {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeadLetterDetail {
-    /// What the list shows; its fields stand beside the others.
+    /// What the list shows; in JSON its fields are beside the others.
     #[serde(flatten)]
     pub letter: DeadLetter,
     /// The delivery in readable form, as [`readable`](crate::readable) writes it.
@@ -103,7 +103,7 @@ pub struct FailureSummary {
     pub code: String,
     /// What went wrong, for a person.
     pub message: String,
-    /// What lay behind it.
+    /// The underlying cause.
     pub cause: Option<String>,
     /// How many requests were made.
     pub attempts: u32,
@@ -121,17 +121,17 @@ pub struct RetryAttempt {
     pub error_code: Option<String>,
     /// What went wrong, for a person.
     pub error_message: Option<String>,
-    /// What lay behind it.
+    /// The underlying cause.
     pub error_cause: Option<String>,
     /// When it was made.
     pub process_date: DateTime<Utc>,
-    /// Who wanted it.
+    /// What triggered it.
     pub trigger: Trigger,
     /// How long it took.
     pub duration_ms: u64,
 }
 
-/// Who wanted an attempt.
+/// What triggered an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Trigger {

@@ -13,20 +13,20 @@ pub const ANY: &str = "*";
 /// The longest description, in characters.
 const MAX_DESCRIPTION: usize = 1_000;
 
-/// Which events: each part is a value or [`ANY`].
+/// Selects events: each part is a value or [`ANY`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct EventKey {
-    /// Who publishes them.
+    /// The service that publishes the events.
     #[serde(default = "any")]
     pub source_service: String,
-    /// What happened.
+    /// The type of the events.
     #[serde(default = "any")]
     pub event_type: String,
-    /// The kind of thing that it happened to.
+    /// The type of the resource that the events are about.
     #[serde(default = "any")]
     pub resource_type: String,
-    /// What was done to it.
+    /// The operation on the resource.
     #[serde(default = "any")]
     pub operation_type: String,
 }
@@ -35,12 +35,12 @@ pub struct EventKey {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Definition {
-    /// What subscriptions name it by.
+    /// The id that subscriptions refer to.
     pub id: Uuid,
-    /// Which events; the parts stand beside the other fields.
+    /// The events; in JSON its parts are beside the other fields.
     #[serde(flatten)]
     pub key: EventKey,
-    /// For people.
+    /// A description for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
     /// When it was made.
@@ -53,25 +53,25 @@ pub struct Definition {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DefinitionIn {
-    /// Who publishes the events.
+    /// The service that publishes the events.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source_service: Option<String>,
-    /// What happened.
+    /// The type of the events.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event_type: Option<String>,
-    /// The kind of thing that it happened to.
+    /// The type of the resource that the events are about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resource_type: Option<String>,
-    /// What was done to it.
+    /// The operation on the resource.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operation_type: Option<String>,
-    /// For people.
+    /// A description for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub description: Option<String>,
 }
 
 impl EventKey {
-    /// Whether an event with these parts is meant.
+    /// True if the key matches an event with these parts.
     pub fn matches(
         &self,
         source_service: Option<&str>,
@@ -86,7 +86,7 @@ impl EventKey {
             && is(&self.operation_type, operation_type)
     }
 
-    /// Adds what is wrong with it; `inside` is the field that holds it, with a dot.
+    /// Adds the violations of the key; `inside` is the field that contains the key, with a dot.
     pub(crate) fn check(&self, inside: &str, errors: &mut Errors) {
         if self.event_type != ANY && !is_event_type(&self.event_type) {
             let detail = "is neither * nor 1 to 128 characters of A-Z a-z 0-9 . _ -";

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::suggest;
 
-/// One of the four parts that deliveries are kept apart in: each has its own outbox and dead-letter topic.
+/// One of the four domains that separate deliveries: each has its own outbox topic and dead-letter topic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Domain {
@@ -15,7 +15,7 @@ pub enum Domain {
     AccessSession,
     /// Policies and the clients they apply to.
     PolicyClient,
-    /// Organizations, and by default whatever fits nowhere else.
+    /// Organizations, and by default all events that fit nowhere else.
     Organization,
 }
 
@@ -28,7 +28,7 @@ impl Domain {
     /// All domains.
     pub const ALL: [Self; 4] = [Self::UserLifecycle, Self::AccessSession, Self::PolicyClient, Self::Organization];
 
-    /// The name as it stands in topics, JSON and configuration.
+    /// The name in topics, JSON and configuration.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::UserLifecycle => "user-lifecycle",
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_texts_agree() {
+    fn display_parsing_and_json_agree() {
         for domain in Domain::ALL {
             assert_eq!(domain.to_string().parse(), Ok(domain));
             assert_eq!(serde_json::to_string(&domain).unwrap(), format!("\"{domain}\""));
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_domain_is_answered_with_a_suggestion() {
+    fn an_unknown_domain_gets_a_suggestion() {
         let error = "user-lifecicle".parse::<Domain>().unwrap_err().to_string();
         assert_eq!(error, "unknown domain \"user-lifecicle\"; did you mean \"user-lifecycle\"?");
         let error = "billing".parse::<Domain>().unwrap_err().to_string();

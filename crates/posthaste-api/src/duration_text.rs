@@ -13,7 +13,7 @@ pub fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S:
     serializer.collect_str(&format_duration(*duration))
 }
 
-/// Reads a duration, and says how to write one where it cannot.
+/// Reads a duration. An error explains how to write one.
 pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     struct Text;
 

@@ -31,19 +31,19 @@ pub struct EventIn {
     /// The caller's own id; publishing the same one again stores nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event_id: Option<String>,
-    /// What happened: required, `[A-Za-z0-9._-]{1,128}`, because it becomes the name of a topic.
+    /// The type of the event: required, `[A-Za-z0-9._-]{1,128}`, because it becomes the name of a topic.
     #[serde(default)]
     pub event_type: String,
-    /// Who publishes it: required.
+    /// The service that publishes it: required.
     #[serde(default)]
     pub source_service: String,
-    /// The kind of thing that it happened to.
+    /// The type of the resource that the event is about.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resource_type: Option<String>,
-    /// What was done to it.
+    /// The operation on the resource.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub operation_type: Option<String>,
-    /// Whose event it is, passed through.
+    /// The tenant of the event, passed through.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant_id: Option<String>,
     /// The kind of the aggregate whose events keep their order.
@@ -55,7 +55,7 @@ pub struct EventIn {
     /// Sent on to subscribers as `posthaste-header-<name>`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headers: Option<Headers>,
-    /// When it happened (RFC 3339); now, if nothing is said.
+    /// When it happened (RFC 3339). Default: now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub occurred_at: Option<String>,
     /// When it may be delivered (RFC 3339).
@@ -64,18 +64,18 @@ pub struct EventIn {
     /// How long to wait before it may be delivered, instead of `availableAt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deliver_after: Option<String>,
-    /// Any JSON value, `null` included: delivered with the very bytes that stand here.
+    /// Any JSON value, `null` included: delivered byte for byte as it is given here.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "even_null")]
     pub payload: Option<Box<RawValue>>,
     /// Bytes of any kind, instead of `payload`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub payload_base64: Option<String>,
-    /// The content type of the payload; the subscription's payload type decides if nothing is said.
+    /// The content type of the payload. Default: the subscription's payload type decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub content_type: Option<String>,
 }
 
-/// An optional field takes `null` for absence, but a payload of `null` is there.
+/// Serde reads `null` in an optional field as absent, but `null` is a payload.
 fn even_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawValue>>, D::Error> {
     Box::<RawValue>::deserialize(deserializer).map(Some)
 }
@@ -167,7 +167,7 @@ impl Input for EventIn {
 }
 
 impl fmt::Debug for EventIn {
-    /// Everything that helps to find it, never the payload.
+    /// Prints the fields that help to find the event, never the payload.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EventIn")
             .field("event_id", &self.event_id)
@@ -177,12 +177,12 @@ impl fmt::Debug for EventIn {
     }
 }
 
-/// Whether a text can be an event type of the hub, and so part of a topic's name: `[A-Za-z0-9._-]{1,128}`.
+/// True if a text can be an event type of the hub, and so part of a topic's name: `[A-Za-z0-9._-]{1,128}`.
 pub fn is_event_type(text: &str) -> bool {
     is_name(text, MAX_NAME, b"._-")
 }
 
-/// Whether a text can be an event id: `[A-Za-z0-9._:-]{1,128}`.
+/// True if a text can be an event id: `[A-Za-z0-9._:-]{1,128}`.
 pub fn is_event_id(text: &str) -> bool {
     is_name(text, MAX_EVENT_ID, b"._:-")
 }
@@ -265,7 +265,7 @@ fn payload(json: Option<Box<RawValue>>, base64: Option<String>, errors: &mut Err
     (text, bytes)
 }
 
-/// The field that an error of the core is about, should its rules ever be stricter than those here.
+/// The field that an error of the core is about, in case its rules are stricter than those here.
 fn field_of(error: &EventError) -> &'static str {
     match error {
         EventError::EmptyType => "eventType",

@@ -1,4 +1,4 @@
-//! One way to read what callers send: every violation is found at once and named with its field.
+//! Reads the input of callers: all violations are found at once, and each is named with its field.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -10,27 +10,27 @@ use serde_json::value::RawValue;
 use crate::problem::FieldError;
 use crate::suggest;
 
-/// How many violations one answer lists. Whoever sends more has to send again anyway.
-const MAX_TOLD: usize = 100;
+/// How many violations one response lists. A caller with more of them has to send again anyway.
+const MAX_LISTED: usize = 100;
 /// How much of a message is shown, in characters: it may repeat what the caller sent.
 const MAX_DETAIL: usize = 300;
 /// The field of a nested object that decides which other fields the object may have.
 const TAG: &str = "type";
 
-/// What a caller may send: a JSON object, or the query string of a call.
+/// The input of a call: a JSON object, or a query string.
 ///
 /// Each field on its own, without the others, must be readable as `Self`. [`read_json`] and [`gather`] rely on it: they
-/// read field by field what cannot be read as a whole, so that every violation is named with its field.
+/// read an input field by field if it cannot be read as a whole, so that every violation is named with its field.
 pub trait Input: DeserializeOwned {
     /// The input after all rules were checked.
     type Checked;
 
     /// Groups of fields of which one is needed: when one of them cannot be read, the others are not missing.
     const EITHER: &[&[&str]] = &[];
-    /// What a caller is told who sends an array.
+    /// The error for a caller who sends an array.
     const ARRAY: &str = "the body is an array: send one JSON object";
 
-    /// Checks every rule, and lists everything that is wrong.
+    /// Checks every rule, and returns all violations.
     fn validate(self) -> Result<Self::Checked, Vec<FieldError>>;
 }
 
@@ -63,18 +63,18 @@ pub fn read_json<T: Input>(text: &[u8]) -> Result<T::Checked, InputError> {
     read_json_with::<T>(text, |_| Vec::new())
 }
 
-/// As [`read_json`]; `adjust` adds what the call says outside of the body, and what is wrong with that.
+/// As [`read_json`]; `adjust` adds the input that is outside of the body, and returns its violations.
 pub fn read_json_with<T: Input>(
     text: &[u8],
     adjust: impl FnOnce(&mut T) -> Vec<FieldError>,
 ) -> Result<T::Checked, InputError> {
     let malformed = |error: serde_json::Error| InputError::Malformed(format!("the body is not JSON: {error}"));
-    // Serde would take an array for the fields of a struct in their order.
+    // Serde would read an array as the fields of a struct in their order.
     if text.trim_ascii_start().first() != Some(&b'{') {
         let value: &RawValue = serde_json::from_slice(text).map_err(malformed)?;
         let is_array = value.get().starts_with('[');
-        let told = if is_array { T::ARRAY } else { "the body is not an object: send one JSON object" };
-        return Err(InputError::NotAnObject(told.to_owned()));
+        let reason = if is_array { T::ARRAY } else { "the body is not an object: send one JSON object" };
+        return Err(InputError::NotAnObject(reason.to_owned()));
     }
     match serde_json::from_slice::<T>(text) {
         Ok(input) => checked(input, adjust).map_err(InputError::Invalid),
@@ -88,8 +88,8 @@ pub fn read_json_with<T: Input>(
     }
 }
 
-/// Lists what is wrong with an input that cannot be read as a whole: what is wrong with each of its `parts` alone, and which
-/// rules the readable parts break. `whole` is told when no part is wrong by itself.
+/// Lists the violations of an input that cannot be read as a whole: those of each of its `parts` alone, and the rules
+/// that the readable parts break. `whole` is the error if no part is wrong by itself.
 pub fn gather<T: Input, P>(
     parts: &[(String, P)],
     whole: String,
@@ -125,9 +125,9 @@ pub fn gather<T: Input, P>(
     if errors.is_empty() {
         errors.push(FieldError::new("body", detail(&whole)));
     }
-    let left_out = errors.len().saturating_sub(MAX_TOLD);
+    let left_out = errors.len().saturating_sub(MAX_LISTED);
     if left_out > 0 {
-        errors.truncate(MAX_TOLD);
+        errors.truncate(MAX_LISTED);
         errors.push(FieldError::new("body", format!("has {left_out} more violations")));
     }
     errors
@@ -148,7 +148,7 @@ fn checked<T: Input>(
     }
 }
 
-/// `parts` and nothing else as a `T`.
+/// Reads `parts` and nothing else as a `T`.
 fn object<T: Input>(parts: &[&(String, &RawValue)]) -> Result<T, String> {
     let fields: Vec<String> = parts.iter().map(|(name, value)| format!("{}:{value}", quoted(name))).collect();
     serde_json::from_str(&format!("{{{}}}", fields.join(","))).map_err(|error| message(&error))
@@ -194,14 +194,14 @@ fn culprits<T: Input>((name, value): &(String, &RawValue), message: String) -> V
 
 /// The message of a serde error as the rest of a sentence that begins with the name of the field.
 pub fn detail(message: &str) -> String {
-    let told = match message.strip_prefix("invalid type: ") {
+    let text = match message.strip_prefix("invalid type: ") {
         Some(rest) => format!("is of the wrong type: {rest}"),
         None => suggest::explain(message),
     };
-    shortened(&told, MAX_DETAIL)
+    shortened(&text, MAX_DETAIL)
 }
 
-/// Without the place, which is none in the caller's own text.
+/// The message without line and column, which do not refer to the caller's own text.
 fn message(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());

@@ -1,10 +1,10 @@
-//! The wire contract of Posthaste: what hub, server, CLI and bus say to each other.
+//! The wire contract of Posthaste: the messages between hub, server, CLI and bus.
 //!
-//! What comes in is strict and forgiving at once: unknown fields are refused, with a suggestion ([`suggest`]), and all
-//! violations of an input are reported together, each with its field ([`read_json`]). What goes out has no place for a secret: types that
-//! carry credentials exist for input only.
+//! Input is checked strictly: unknown fields are refused, with a suggestion ([`suggest`]), and all violations of an
+//! input are reported together, each with its field ([`read_json`]). Output cannot contain a secret: types that carry
+//! credentials exist for input only.
 //!
-//! [`proto`] holds the Protobuf messages of the bus; everything else is JSON of the REST API.
+//! [`proto`] contains the Protobuf messages of the bus; everything else is JSON of the REST API.
 
 mod auth;
 mod checks;

@@ -2,17 +2,17 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What went wrong with a call, as RFC 9457 writes it.
+/// The error of a call, in the format of RFC 9457.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Problem {
-    /// A URI that names the kind of problem; `about:blank` says that the status does.
+    /// A URI that names the kind of problem; `about:blank` means that the status names it.
     #[serde(rename = "type", default = "about_blank")]
     pub problem_type: String,
     /// The kind of problem in a few words, the same for every occurrence.
     pub title: String,
     /// The HTTP status.
     pub status: u16,
-    /// This occurrence, and what to do about it.
+    /// What happened this time, and what to do about it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
     /// A stable word for programs, such as `event_id_conflict`.
@@ -22,10 +22,10 @@ pub struct Problem {
     pub errors: Vec<FieldError>,
 }
 
-/// What is wrong with one field of an input.
+/// A violation in one field of an input.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FieldError {
-    /// The name as the input spells it; a dot leads into an object.
+    /// The name as the input spells it; a dot separates an object from its field.
     pub field: String,
     /// What is wrong with it, and what would be right.
     pub detail: String,
@@ -35,7 +35,7 @@ impl Problem {
     /// The media type of a problem.
     pub const CONTENT_TYPE: &str = "application/problem+json";
 
-    /// A problem of no other type than its status.
+    /// A problem whose kind is named by its status.
     pub fn new(status: u16, code: impl Into<String>, title: impl Into<String>) -> Self {
         Self {
             problem_type: about_blank(),

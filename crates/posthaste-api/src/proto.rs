@@ -13,12 +13,12 @@ pub fn timestamp(time: DateTime<Utc>) -> prost_types::Timestamp {
     prost_types::Timestamp { seconds: time.timestamp(), nanos: nanos as i32 }
 }
 
-/// A time as Protobuf wrote it; nothing if it is none that a calendar knows.
+/// Reads a time as Protobuf writes it; `None` if it is out of range.
 pub fn datetime(timestamp: &prost_types::Timestamp) -> Option<DateTime<Utc>> {
     DateTime::from_timestamp(timestamp.seconds, u32::try_from(timestamp.nanos).ok()?)
 }
 
-/// A duration as Protobuf writes it; what is longer than it can hold becomes the longest.
+/// A duration as Protobuf writes it; a longer one than Protobuf allows becomes the longest.
 pub fn duration(duration: Duration) -> prost_types::Duration {
     let longest = prost_types::Duration { seconds: 315_576_000_000, nanos: 0 };
     prost_types::Duration::try_from(duration).unwrap_or(longest)

@@ -3,15 +3,15 @@ use serde::{Deserialize, Serialize};
 /// The most events of one batch.
 pub const MAX_BATCH: usize = 1_000;
 
-/// The answer to one published event: it is stored.
+/// The response to one published event: it is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PublishOut {
-    /// The caller's id or the one it was given.
+    /// The caller's id, or a generated one.
     pub event_id: String,
 }
 
-/// The answer to a batch.
+/// The response to a batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BatchOut {
@@ -19,16 +19,16 @@ pub struct BatchOut {
     pub results: Vec<BatchItem>,
 }
 
-/// What became of one event of a batch.
+/// The result for one event of a batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum BatchItem {
     /// It is stored, now or since an earlier call.
     #[serde(rename_all = "camelCase")]
     Stored {
-        /// The caller's id or the one it was given.
+        /// The caller's id, or a generated one.
         event_id: String,
-        /// The status that it would have had alone: 202, or 200 when it was there before.
+        /// The status that it would have had alone: 202, or 200 if it was stored before.
         status: u16,
     },
     /// It is not stored.

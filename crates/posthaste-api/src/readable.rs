@@ -11,8 +11,8 @@ use crate::proto::{self, EventHubEvent, OutboxEvent, event_hub_event};
 
 /// A delivery as JSON for people, for dead letters and for looking into topics.
 ///
-/// A JSON payload stands in `payload` with its own bytes, other text in `payloadText`, and bytes in `payloadBase64`.
-/// The sealed credentials are left out, and so are the values of the endpoint's query string and of the subscription's own
+/// A JSON payload is in `payload` with its own bytes, other text in `payloadText`, and bytes in `payloadBase64`. The
+/// sealed credentials are left out, and so are the values of the endpoint's query string and of the subscription's own
 /// headers, which may be tokens.
 pub fn readable(delivery: &OutboxEvent) -> Box<RawValue> {
     let readable = ReadableDelivery {
@@ -126,7 +126,7 @@ impl<'a> ReadableEvent<'a> {
             aggregate_id: event.aggregate_id.as_deref(),
             headers: headers(&event.headers),
             content_type: match &event.event {
-                // The name of the message type says more than any content type.
+                // The name of the message type is more precise than any content type.
                 Some(event_hub_event::Event::Any(any)) => Some(&any.type_url),
                 _ => event.content_type.as_deref(),
             },

@@ -6,7 +6,7 @@ use crate::dead_letter::DeadLetterStatus;
 use crate::input::Input;
 use crate::problem::FieldError;
 
-/// Which dead letters to send again.
+/// The dead letters to send again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ReplayIn {
@@ -19,12 +19,12 @@ pub struct ReplayIn {
 }
 
 impl ReplayIn {
-    /// The most letters that one call may name.
+    /// The most dead letters that one call may name.
     pub const MAX_IDS: usize = 10_000;
     /// The longest reason, in characters.
     pub const MAX_REASON: usize = 1_000;
 
-    /// Checks the sizes; ids that do not exist are the server's to find.
+    /// Checks the sizes. The server checks if the ids exist.
     pub fn validate(self) -> Result<Self, Vec<FieldError>> {
         let mut errors = Errors::default();
         if self.ids.is_empty() {
@@ -48,20 +48,20 @@ impl Input for ReplayIn {
     }
 }
 
-/// The answer to a replay.
+/// The response to a replay.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplayOut {
-    /// Where to ask how far it is; null for a dry run.
+    /// The id of the replay, to ask for its progress; null for a dry run.
     pub replay_id: Option<Uuid>,
-    /// How many letters it is about.
+    /// How many dead letters it matched.
     pub matched: u64,
-    /// What became of each, when the caller waited for it.
+    /// The result for each, if the caller waited for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub results: Option<Vec<ReplayResult>>,
 }
 
-/// What became of one replayed letter.
+/// The result for one replayed dead letter.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ReplayResult {

@@ -18,13 +18,13 @@ pub const MAX_TIMEOUT: Duration = Duration::from_secs(60);
 /// The most retries after the first attempt.
 const MAX_RETRY: u32 = 100;
 
-/// Who receives which events, and where. Secrets are never part of it.
+/// Which subscriber receives which events, and at which endpoint. Secrets are never part of it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Subscription {
-    /// What calls name it by.
+    /// The id that calls refer to.
     pub id: Uuid,
-    /// Whose it is, in the subscriber's own words.
+    /// The subscriber, under a name of its own choice.
     pub subscriber_id: String,
     /// The definition of its events.
     pub definition_id: Uuid,
@@ -34,9 +34,9 @@ pub struct Subscription {
     pub endpoint: String,
     /// How it is called.
     pub protocol: Protocol,
-    /// What a payload without content type is taken for.
+    /// The assumed type of a payload without content type.
     pub payload_type: PayloadType,
-    /// What may be shown of the credentials.
+    /// The parts of the credentials that may be shown.
     pub auth: AuthOut,
     /// Headers that are added to each request, with masked values.
     #[serde(default, skip_serializing_if = "Headers::is_empty")]
@@ -50,7 +50,7 @@ pub struct Subscription {
     /// Only events of this tenant; absent for all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant_id: Option<String>,
-    /// Whether events are matched to it at all.
+    /// False if no events are to be matched to it.
     pub active: bool,
     /// When it was made.
     pub created_at: DateTime<Utc>,
@@ -62,7 +62,7 @@ pub struct Subscription {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SubscriptionIn {
-    /// Whose it is: required.
+    /// The subscriber: required.
     #[serde(default)]
     pub subscriber_id: String,
     /// An existing definition.
@@ -71,13 +71,13 @@ pub struct SubscriptionIn {
     /// The key of an existing definition, instead of its id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub event_key: Option<EventKey>,
-    /// The address to call: required. Whether it may be called is the server's to check.
+    /// The address to call: required. The server checks if it may be called.
     #[serde(default)]
     pub endpoint: String,
     /// How to call it.
     #[serde(default)]
     pub protocol: Protocol,
-    /// What a payload without content type is taken for.
+    /// The assumed type of a payload without content type.
     #[serde(default)]
     pub payload_type: PayloadType,
     /// The credentials. Absent: none in a new subscription, the stored ones in an update.
@@ -95,28 +95,28 @@ pub struct SubscriptionIn {
     /// Only events of this tenant; absent for all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant_id: Option<String>,
-    /// Whether events are matched to it at all.
+    /// False if no events are to be matched to it.
     #[serde(default = "yes")]
     pub active: bool,
 }
 
-/// A [`SubscriptionIn`] whose every field was checked, except for what only the server can know: whether the
-/// definition exists, and whether the endpoint and the headers may be used.
+/// A [`SubscriptionIn`] whose every field was checked, except for what only the server can know: if the definition
+/// exists, and if the endpoint and the headers may be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewSubscription {
-    /// Whose it is.
+    /// The subscriber.
     pub subscriber_id: String,
-    /// Which definition.
+    /// The definition of its events.
     pub target: Target,
     /// The address to call.
     pub endpoint: String,
     /// How to call it.
     pub protocol: Protocol,
-    /// What a payload without content type is taken for.
+    /// The assumed type of a payload without content type.
     pub payload_type: PayloadType,
-    /// The credentials, if the caller said anything about them.
+    /// The credentials, if the caller sent any.
     pub auth: Option<AuthIn>,
-    /// Headers to add to each request, if the caller said anything about them.
+    /// Headers to add to each request, if the caller sent any.
     pub headers: Option<Headers>,
     /// How long one attempt may take.
     pub timeout: Option<Duration>,
@@ -124,7 +124,7 @@ pub struct NewSubscription {
     pub max_retry: Option<u32>,
     /// Only events of this tenant; `None` for all.
     pub tenant_id: Option<String>,
-    /// Whether events are matched to it at all.
+    /// False if no events are to be matched to it.
     pub active: bool,
 }
 
@@ -146,7 +146,7 @@ pub enum Protocol {
     Http,
 }
 
-/// What a payload without content type is taken for.
+/// The assumed type of a payload without content type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PayloadType {
     /// JSON.
@@ -207,7 +207,7 @@ impl SubscriptionIn {
 }
 
 impl Default for SubscriptionIn {
-    /// What an empty JSON object says.
+    /// The meaning of an empty JSON object.
     fn default() -> Self {
         Self {
             subscriber_id: String::new(),
@@ -253,7 +253,7 @@ impl From<Protocol> for proto::Protocol {
     }
 }
 
-/// With an error added, any target does: it is not returned.
+/// If an error is added, the caller does not use the returned target.
 fn target(definition_id: Option<String>, event_key: Option<EventKey>, errors: &mut Errors) -> Target {
     match (definition_id, event_key) {
         (Some(id), None) => Target::Definition(Uuid::parse_str(&id).unwrap_or_else(|_| {

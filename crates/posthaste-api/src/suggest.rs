@@ -1,9 +1,9 @@
 //! Turns "unknown" into "did you mean": for JSON bodies, query strings and configuration files alike.
 
-/// Names are shown up to here, in characters: whoever sent them decided how long they are.
+/// How much of a name is shown, in characters: the caller decides how long it is.
 const MAX_SHOWN: usize = 64;
 
-/// The candidate that was probably meant, if one is near enough.
+/// The candidate that the caller probably meant, if one is near enough.
 ///
 /// Case, `_` and `-` do not count: `event_type` is `eventType` to a person.
 pub fn nearest<'a>(unknown: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
@@ -36,7 +36,7 @@ pub fn explain(message: &str) -> String {
     message.to_owned()
 }
 
-/// Says that `name` is not known, and what was probably meant or what is known.
+/// The message that `name` is unknown, with the probably meant name or all known ones.
 pub(crate) fn unknown(what: &str, name: &str, known: &[&str]) -> String {
     let shown: String = name.chars().take(MAX_SHOWN).collect();
     match nearest(name, known.iter().copied()) {
@@ -75,7 +75,7 @@ mod tests {
     const FIELDS: [&str; 4] = ["eventId", "eventType", "sourceService", "payload"];
 
     #[test]
-    fn slips_of_the_finger_and_of_style_are_near() {
+    fn typos_and_other_naming_styles_are_near() {
         for (unknown, expected) in [
             ("eventTyp", Some("eventType")),
             ("event_type", Some("eventType")),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_toml_are_explained_where_they_stand() {
+    fn messages_of_toml_are_explained_in_place() {
         let error = toml::from_str::<Two>("alhpa = 1\n").unwrap_err().to_string();
         let explained = explain(&error);
         assert!(explained.starts_with("TOML parse error at line 1"), "{explained}");

@@ -5,7 +5,7 @@ use uuid::Uuid;
 use crate::dead_letter::DeadLetter;
 use crate::domain::Domain;
 
-/// Where an event is: every place that knows it.
+/// Where an event is, in all stages of the pipeline.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EventTrace {
@@ -13,11 +13,11 @@ pub struct EventTrace {
     pub event_id: String,
     /// Its row in the outbox table; null once it was purged.
     pub outbox: Option<OutboxState>,
-    /// Where it was published.
+    /// The topics to which it was published.
     pub topics: Vec<TopicPosition>,
-    /// To whom it is delivered.
+    /// Its deliveries, one for each matching subscription.
     pub deliveries: Vec<TracedDelivery>,
-    /// Which of those failed.
+    /// The deliveries that failed.
     pub dead_letters: Vec<DeadLetter>,
 }
 
@@ -25,15 +25,15 @@ pub struct EventTrace {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct OutboxState {
-    /// Where it is in its life.
+    /// Its status.
     pub status: OutboxStatus,
-    /// Whether it is given up: FAILED with no attempt left.
+    /// True if it is given up: FAILED with no attempt left.
     pub exhausted: bool,
-    /// How many attempts to publish it counted.
+    /// How many failed attempts to publish it were counted.
     pub attempts: u32,
     /// When it is tried again.
     pub next_attempt_at: Option<DateTime<Utc>>,
-    /// What went wrong last.
+    /// The last error.
     pub last_error: Option<String>,
     /// When it was stored.
     pub created_at: DateTime<Utc>,
@@ -41,7 +41,7 @@ pub struct OutboxState {
     pub processed_at: Option<DateTime<Utc>>,
 }
 
-/// Where a row of the outbox table is in its life.
+/// The status of a row of the outbox table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum OutboxStatus {
@@ -61,11 +61,11 @@ pub struct TopicPosition {
     pub topic: String,
     /// The partition of the topic.
     pub partition: u32,
-    /// The place in the partition.
+    /// The offset in the partition.
     pub offset: u64,
 }
 
-/// An event on its way to one subscription.
+/// The delivery of an event to one subscription.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TracedDelivery {
@@ -73,21 +73,21 @@ pub struct TracedDelivery {
     pub subscription_id: Uuid,
     /// The domain that it goes through.
     pub domain: Domain,
-    /// Its message on the domain's outbox topic; the fields stand beside the others.
+    /// Its message on the domain's outbox topic; in JSON the fields are beside the others.
     #[serde(flatten)]
     pub position: TopicPosition,
-    /// How far it is.
+    /// Its state.
     pub state: DeliveryState,
 }
 
-/// How far a delivery is.
+/// The state of a delivery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum DeliveryState {
-    /// Waiting or under way.
+    /// Waiting or in flight.
     Pending,
-    /// Delivered, if need be after retries as a dead letter.
+    /// Delivered, perhaps after retries as a dead letter.
     Done,
-    /// Its immediate attempts are spent, and it is not delivered yet: see the dead letters.
+    /// All its immediate attempts failed, and it is not delivered yet: see the dead letters.
     DeadLettered,
 }

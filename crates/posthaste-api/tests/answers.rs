@@ -1,4 +1,4 @@
-//! The answers of the REST API, as clients read them.
+//! The responses of the REST API, as clients read them.
 
 use chrono::DateTime;
 use posthaste_api::{
@@ -107,7 +107,7 @@ fn publishing() {
 }
 
 #[test]
-fn where_an_event_is() {
+fn traces_of_events() {
     let position = TopicPosition { topic: "posthaste.outbox.organization".into(), partition: 3, offset: 7 };
     let trace = EventTrace {
         event_id: "evt-1".into(),

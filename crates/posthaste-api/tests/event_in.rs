@@ -1,4 +1,4 @@
-//! What may be published, and what is said about the rest.
+//! Which events may be published, and the errors for all others.
 
 use posthaste_api::{EventIn, FieldError, suggest};
 use posthaste_core::{Delay, Event, GLOBAL_AGGREGATE, MAX_HEADERS, MAX_PAYLOAD, Payload};
@@ -63,7 +63,7 @@ fn deep_payloads_do_not_overflow() {
 }
 
 #[test]
-fn bytes_come_as_base64() {
+fn bytes_are_given_as_base64() {
     let event = with(json!({ "payloadBase64": "AP8Q", "contentType": "image/png" })).unwrap();
     assert_eq!(event.payload().as_bytes(), [0, 255, 16]);
     assert!(matches!(event.payload(), Payload::Bytes(_)));
@@ -101,7 +101,7 @@ fn headers_keep_their_order_and_repetitions() {
 }
 
 #[test]
-fn every_rule_is_held() {
+fn every_rule_is_enforced() {
     for (changes, field) in [
         (json!({ "eventType": "" }), "eventType"),
         (json!({ "eventType": "order placed" }), "eventType"),

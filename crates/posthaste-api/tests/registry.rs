@@ -1,4 +1,4 @@
-//! Definitions and subscriptions: what comes in, and what never goes out.
+//! Definitions and subscriptions: what callers may send, and what the server never returns.
 
 use std::time::Duration;
 
@@ -125,7 +125,7 @@ fn a_subscription_is_checked() {
 }
 
 #[test]
-fn what_is_not_supported_is_named() {
+fn unsupported_values_are_named() {
     let with_auth = |auth: Value| explained::<SubscriptionIn>(json!({ "auth": auth }));
     let oauth = with_auth(json!({ "type": "OAUTH", "grantType": "client_credentials", "tokenUrl": "https://x" }));
     assert_eq!(oauth, "unknown value \"OAUTH\"; known: NONE, BASIC_AUTH, HEADER_TOKEN, JWT_HEADER");
@@ -139,7 +139,7 @@ fn what_is_not_supported_is_named() {
 }
 
 #[test]
-fn secrets_do_not_go_out() {
+fn secrets_are_never_returned() {
     let auths = [
         json!({ "type": "NONE" }),
         json!({ "type": "BASIC_AUTH", "username": "crm", "password": "s3cret" }),

@@ -1,9 +1,9 @@
 use std::time::Duration;
 
-/// The pauses between attempts at something that fails: the first one, then twice as long each time, up to a limit.
+/// The pauses between the attempts of an operation that fails: each is twice as long as the last, up to a limit.
 ///
-/// This is for the plumbing (a store that does not answer, a task that panicked). When an *item* is tried again is decided
-/// by its [`RetryPolicy`](crate::RetryPolicy), which doubles in the same way and adds jitter.
+/// This is for faults of the infrastructure: a store that does not respond, a task that panicked. A failed *item* is
+/// retried by its [`RetryPolicy`](crate::RetryPolicy), which doubles in the same way and adds jitter.
 #[derive(Clone, Debug)]
 pub struct Backoff {
     first: Duration,
@@ -24,7 +24,7 @@ impl Backoff {
         pause
     }
 
-    /// The next pause is the first one again.
+    /// Makes the next pause the first one again.
     pub fn reset(&mut self) {
         self.failures = 0;
     }

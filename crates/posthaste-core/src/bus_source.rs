@@ -15,11 +15,11 @@ use crate::{
     metric_names,
 };
 
-/// A bus as a [`Source`]: what a group has not acked is claimed, what is settled is acked.
+/// A bus as a [`Source`]: it claims the records that a group has not acked, and acks a record when it is settled.
 ///
-/// Retries stay in memory: the record is unacked and due again later. A record that is dead, that would have to wait
-/// longer than memory should hold it, or whose attempt could not even be made, is published to its dead-letter topic first
-/// and acked after that publish is durable. What cannot be read is quarantined before its ack.
+/// Retries stay in memory: the record is unacked and due again later. Three kinds of records are published to their
+/// dead-letter topic and acked after that publish is durable: a dead record, a record whose retry is too far away to
+/// wait in memory, and a record whose attempt could not be made. An unreadable record is quarantined before its ack.
 pub struct BusSource<T> {
     group: String,
     bus: Arc<dyn Bus>,
@@ -34,38 +34,38 @@ pub struct BusSource<T> {
 type Decode<T> = Box<dyn Fn(&Fetched) -> Result<Decoded<T>, String> + Send + Sync>;
 type DeadLetter<T> = Box<dyn Fn(&BusItem<T>, u32, &Failure) -> Record + Send + Sync>;
 
-/// What makes one group's reading different from another's.
+/// The options of one group's source.
 pub struct BusSourceOptions<T> {
-    /// Reads a record; the text of an error is what an operator sees in the quarantine.
+    /// Decodes a record. An operator sees the text of an error in the quarantine.
     pub decode: Decode<T>,
-    /// The record that stands for a spent item in its dead-letter topic; given the attempts made and the last failure.
-    /// `None`: there is none, and what can never be delivered is quarantined.
+    /// Builds the dead-letter record of an item from the attempts made and the last failure. `None` if the group has no
+    /// dead-letter topic: then a dead item is quarantined.
     pub dead_letter: Option<DeadLetter<T>>,
-    /// A longer wait than this is spent in the dead-letter topic.
+    /// An item whose next attempt is further away than this is deferred to the dead-letter topic.
     pub defer_after: Duration,
-    /// How many records may wait for a retry before no more are fetched.
+    /// How many records may wait for a retry. At this limit no more are fetched.
     pub max_waiting: usize,
-    /// How many bytes these may weigh.
+    /// How many bytes the waiting records may have. At this limit no more are fetched.
     pub max_waiting_bytes: usize,
 }
 
-/// A record's value, and what its delivery may cost.
+/// A decoded record.
 pub struct Decoded<T> {
-    /// What was decoded.
+    /// The decoded value.
     pub value: T,
-    /// How many attempts it has, where that is its own choice.
+    /// How many attempts the record has, if it sets its own limit.
     pub budget: Option<u32>,
 }
 
-/// One record on its way.
+/// One claimed record.
 pub struct BusItem<T> {
-    /// What was decoded.
+    /// The decoded value.
     pub value: Arc<T>,
-    /// Where the record stands.
+    /// The position of the record.
     pub position: Position,
     /// The record as it was read, for the quarantine.
     record: Arc<Fetched>,
-    /// When its first attempt failed.
+    /// When the first attempt failed.
     pub first_failed_at: Option<DateTime<Utc>>,
 }
 
@@ -89,7 +89,7 @@ struct Waiting<T> {
 
 struct Due<T> {
     at: Instant,
-    /// Ties keep the order in which they came.
+    /// Records that are due at the same time keep their order of arrival.
     number: u64,
     claimed: Claimed<BusItem<T>>,
 }
@@ -115,7 +115,7 @@ impl<T> PartialEq for Due<T> {
 impl<T> Eq for Due<T> {}
 
 impl<T: Send + Sync + 'static> BusSource<T> {
-    /// Reads what the consumer of this group fetches; what is given up goes to the bus again.
+    /// Reads the records that the consumer of this group fetches, and publishes dead letters to the bus.
     pub fn new(
         group: impl Into<String>,
         bus: Arc<dyn Bus>,
@@ -127,11 +127,11 @@ impl<T: Send + Sync + 'static> BusSource<T> {
         Self { group: group.into(), bus, consumer, quarantine, options, waiting, unreadable: Mutex::default() }
     }
 
-    /// Due retries whose partition is still ours.
+    /// Due retries whose partition is still leased by this consumer.
     async fn due_again(&self, limit: usize) -> Result<Kept<'_, T>, StoreError> {
         let mut due = Kept { source: self, items: lock(&self.waiting).take_due(Instant::now(), limit) };
         if !due.items.is_empty() {
-            // While they waited nobody renewed their lease on their behalf.
+            // The relay does not renew the leases of records that wait for a retry.
             let positions: Vec<_> = due.items.iter().map(|claimed| &claimed.item.position).collect();
             let renewed = self.consumer.renew(&positions).await?;
             let mut renewed = renewed.into_iter();
@@ -140,7 +140,7 @@ impl<T: Send + Sync + 'static> BusSource<T> {
         Ok(due)
     }
 
-    /// What was fetched, and whether there may be more at once.
+    /// Returns the fetched items, and true if more may be fetched at once.
     async fn fetch(&self, limit: usize) -> Result<(Vec<Claimed<BusItem<T>>>, bool), StoreError> {
         let mut items = Vec::new();
         let mut unreadable = Vec::new();
@@ -149,7 +149,7 @@ impl<T: Send + Sync + 'static> BusSource<T> {
         for record in records {
             let decoded = match &record.damage {
                 Some(damage) => Err(damage.clone()),
-                // A panic of a decoder must not take the other records of the fetch with it.
+                // A decoder that panics must not lose the other records of the fetch.
                 None => catch_unwind(AssertUnwindSafe(|| (self.options.decode)(&record)))
                     .unwrap_or_else(|_| Err("its decoder panicked".into())),
             };
@@ -171,9 +171,10 @@ impl<T: Send + Sync + 'static> BusSource<T> {
         Ok((items, full))
     }
 
-    /// Quarantines and acks what could not be read; what that fails for is tried again with the next claim.
+    /// Quarantines and acks the unreadable records. If that fails, the next claim tries again.
     async fn isolate(&self) {
-        // They stay in the list until that is done, whatever becomes of this call. Claims are made one at a time.
+        // The records stay in the list until that is done, even if this call fails or is cancelled. Claims run one at a
+        // time, so the list still starts with these records afterwards.
         let poison = lock(&self.unreadable).clone();
         if poison.is_empty() {
             return;
@@ -181,7 +182,11 @@ impl<T: Send + Sync + 'static> BusSource<T> {
         match self.quarantine_and_ack(&poison).await {
             Ok(()) => drop(lock(&self.unreadable).drain(..poison.len())),
             Err(error) => {
-                tracing::error!(group = self.group, error = error.chain(), "unreadable records hold their partition");
+                tracing::error!(
+                    group = self.group,
+                    error = error.chain(),
+                    "failed to quarantine unreadable records: their partitions make no progress; trying again"
+                );
             }
         }
     }
@@ -205,8 +210,8 @@ impl<T: Send + Sync + 'static> BusSource<T> {
         Ok(())
     }
 
-    /// Sends the spent to where an operator finds them. Either all of them are there now, or the caller must try again:
-    /// who reads them knows each by its own id, so twice is harmless.
+    /// Publishes these items to the dead-letter topic, or quarantines them if there is none. After an error the caller
+    /// must try again with all of them. A second copy is harmless, because readers identify each by its id.
     async fn dead_letter(&self, spent: &[(&Claimed<BusItem<T>>, &Failure)]) -> Result<(), StoreError> {
         if spent.is_empty() {
             return Ok(());
@@ -220,7 +225,7 @@ impl<T: Send + Sync + 'static> BusSource<T> {
             return self.quarantine.quarantine(&self.group, &poison).await;
         };
         let record = |(claimed, failure): &(&Claimed<BusItem<T>>, &Failure)| {
-            // An attempt that could not be made is not an attempt.
+            // An outage means that the attempt could not be made, so it does not count.
             let made = claimed.attempt - u32::from(failure.class == FailureClass::Outage);
             dead_letter(&claimed.item, made, failure)
         };
@@ -231,22 +236,22 @@ impl<T: Send + Sync + 'static> BusSource<T> {
         }
     }
 
-    /// Whether more may be fetched beside what waits.
+    /// True if the limits on waiting records allow another fetch.
     fn has_room(&self) -> bool {
         let waiting = lock(&self.waiting);
         waiting.heap.len() < self.options.max_waiting && waiting.bytes < self.options.max_waiting_bytes
     }
 }
 
-/// Records on their way out of a claim. Dropped before that, because the claim failed, panicked or was cancelled, they wait
-/// to be claimed again: a record is never in limbo.
+/// Records that a claim is about to return. If the claim fails, panics or is cancelled first, dropping this value puts
+/// the records back to be claimed again, so that none is lost.
 struct Kept<'a, T: Send + Sync + 'static> {
     source: &'a BusSource<T>,
     items: Vec<Claimed<BusItem<T>>>,
 }
 
 impl<T: Send + Sync + 'static> Kept<'_, T> {
-    fn give(mut self) -> Vec<Claimed<BusItem<T>>> {
+    fn into_items(mut self) -> Vec<Claimed<BusItem<T>>> {
         std::mem::take(&mut self.items)
     }
 }
@@ -290,15 +295,17 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
                     full = is_full;
                 }
                 Err(error) if kept.items.is_empty() => return Err(error),
-                Err(error) => tracing::warn!(group = self.group, error = error.chain(), "nothing fetched"),
+                Err(error) => {
+                    tracing::warn!(group = self.group, error = error.chain(), "failed to fetch: claiming retries only");
+                }
             }
         }
         self.isolate().await;
         let next =
             lock(&self.waiting).heap.peek().map(|Reverse(next)| next.at.saturating_duration_since(Instant::now()));
-        // Unreadable records made a full fetch look short.
+        // A full fetch with unreadable records returns fewer items than the limit, although there may be more.
         let next_due = if full { Some(Duration::ZERO) } else { next };
-        Ok(Claim { items: kept.give(), next_due })
+        Ok(Claim { items: kept.into_items(), next_due })
     }
 
     async fn settle(&self, settlements: &[Settlement<'_, Self::Item>]) -> Result<Vec<Settled>, StoreError> {
@@ -349,7 +356,7 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
         self.consumer.close().await
     }
 
-    /// What reads a bus hands its records to no code of a user that could block a thread.
+    /// The records of a bus are not handed to user code, which could block a thread.
     fn renews_on_own_thread(&self) -> bool {
         false
     }
@@ -363,8 +370,9 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
     }
 }
 
-/// Dead; or, where there is a dead-letter topic, not to be kept in memory: because the wait is too long, or because the
-/// attempt could not be made and would circle here without ever counting.
+/// The failure of an item that is dead. With a dead-letter topic, also the failure of an item that must not wait in
+/// memory: because the wait is too long, or because the attempt could not be made and would be retried here for ever,
+/// uncounted.
 fn failure_to_dead_letter(disposition: &Disposition, defer_after: Option<Duration>) -> Option<&Failure> {
     match (disposition, defer_after) {
         (Disposition::Dead(failure), _) => Some(failure),

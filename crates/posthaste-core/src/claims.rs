@@ -4,13 +4,13 @@ use std::hash::Hash;
 
 use tokio::time::Instant;
 
-/// What this process has claimed and not settled: the memory of every source that claims.
+/// The claims of this process that are not settled.
 ///
-/// A claim is identified by its key and its [`ClaimToken`]. A row may be claimed, lost and claimed again by the same
-/// process: whoever still holds the old claim has the old token, and cannot touch the new one.
+/// A claim is identified by its key and its [`ClaimToken`]. A process may lose a claim and claim the same row again: a
+/// task with the token of the old claim cannot change the new one.
 ///
-/// Times are those of a monotonic clock. A wall clock that is set forward ends every lease in the database at once; what is
-/// being delivered at that moment must not be claimed a second time.
+/// Times are those of a monotonic clock. A wall clock that is set forward ends every lease in the database at once; the
+/// rows that this process is delivering at that moment must not be claimed a second time.
 pub struct Claims<K, V> {
     by_key: HashMap<K, Entry<V>>,
 }
@@ -24,9 +24,9 @@ struct Entry<V> {
 /// The fencing token of a claim, as this process knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClaimToken {
-    /// The number of the claim in this process; 0 where the generation tells claims apart.
+    /// The number of the claim in this process; 0 if the generation distinguishes claims.
     pub number: u64,
-    /// The generation of the ownership under which it was made; 0 where each item is leased by itself.
+    /// The generation of the ownership under which the claim was made; 0 if each item has its own lease.
     pub generation: i64,
 }
 
@@ -66,7 +66,7 @@ impl<K: Eq + Hash, V> Claims<K, V> {
         self.by_key.get_mut(key).map(|entry| (entry.token, &mut entry.value))
     }
 
-    /// True if the key is claimed, by whatever claim.
+    /// True if the key is claimed, with any token.
     pub fn contains<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> bool
     where
         K: Borrow<Q>,
@@ -74,7 +74,7 @@ impl<K: Eq + Hash, V> Claims<K, V> {
         self.by_key.contains_key(key)
     }
 
-    /// The lease was renewed. False if the claim is not there any more.
+    /// Extends a claim whose lease was renewed. False if the claim is gone.
     pub fn extend<Q: Hash + Eq + ?Sized>(&mut self, key: &Q, token: ClaimToken, until: Instant) -> bool
     where
         K: Borrow<Q>,
@@ -88,7 +88,7 @@ impl<K: Eq + Hash, V> Claims<K, V> {
         }
     }
 
-    /// The claim is settled, released or lost.
+    /// Removes a claim that is settled, released or lost.
     pub fn remove<Q: Hash + Eq + ?Sized>(&mut self, key: &Q, token: ClaimToken) -> Option<V>
     where
         K: Borrow<Q>,
@@ -102,18 +102,18 @@ impl<K: Eq + Hash, V> Claims<K, V> {
         self.by_key.retain(|key, entry| keep(key, entry.token, &entry.value));
     }
 
-    /// Removes the claims whose lease has ended: nobody renewed them, so nobody delivers them. Those for which `keep` is true
-    /// stay.
+    /// Removes the claims whose lease has ended, unless `keep` is true for them. The relay renews what it delivers, so
+    /// the removed claims are not being delivered.
     pub fn expire(&mut self, now: Instant, keep: impl Fn(&V) -> bool) {
         self.by_key.retain(|_, entry| entry.until > now || keep(&entry.value));
     }
 
-    /// Everything that is claimed.
+    /// The claimed keys.
     pub fn keys(&self) -> impl Iterator<Item = &K> {
         self.by_key.keys()
     }
 
-    /// Forgets everything.
+    /// Removes all claims.
     pub fn clear(&mut self) {
         self.by_key.clear();
     }
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_claim_that_nobody_renews_expires() {
+    async fn a_claim_that_is_not_renewed_expires() {
         let (mut claims, now) = (Claims::default(), Instant::now());
         let second = Duration::from_secs(1);
         for (key, is_settling) in [("renewed", false), ("lost", false), ("settling", true)] {

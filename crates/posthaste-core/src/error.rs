@@ -1,4 +1,4 @@
-/// The cause behind an error of a backend, whatever library it comes from.
+/// The cause of a backend's error, from any library.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What can be done about a failing store or bus.
@@ -8,11 +8,11 @@ pub enum FaultKind {
     Transient,
     /// The call was cut off and may or may not have taken effect.
     OutcomeUnknown,
-    /// The same call will fail again until somebody changes something.
+    /// The same call will fail again until an operator or a developer changes something.
     Permanent,
 }
 
-/// A backend could not do what it was asked.
+/// A call of a backend failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{doing}")]
 pub struct StoreError {

@@ -18,8 +18,8 @@ pub const MAX_PAYLOAD: usize = 1_048_576;
 pub const MAX_HEADERS: usize = 65_536;
 /// The longest event id, in characters.
 pub const MAX_EVENT_ID: usize = 128;
-/// The longest event type, aggregate type, aggregate id, tenant id, source service, resource type, operation type and content
-/// type, in characters: what every database can keep in a column and, where it has to, in an index.
+/// The longest event type, aggregate type, aggregate id, tenant id, source service, resource type, operation type and
+/// content type, in characters: what every database can keep in a column and, where it has to, in an index.
 pub const MAX_FIELD: usize = 255;
 
 /// Something that happened, as its writer described it. Immutable once built.
@@ -92,13 +92,13 @@ pub enum EventError {
     /// A header has no name.
     EmptyHeaderName,
     #[error("event id {0:?} is not 1 to {MAX_EVENT_ID} characters of A-Z a-z 0-9 . _ : -")]
-    /// Its id has a form that ids do not have.
+    /// Its id has a wrong form.
     BadId(String),
     #[error("available_at and deliver_after are both given: give one of them")]
     /// It has two delays.
     TwoDelays,
     #[error("deliver_after is zero: give a positive duration, or none to deliver at once")]
-    /// Its delay is none.
+    /// Its delay is zero.
     ZeroDelay,
     #[error("available_at {available_at} is before occurred_at {occurred_at}")]
     /// It would be available before it occurred.
@@ -125,7 +125,7 @@ pub enum EventError {
         field: &'static str,
     },
     #[error("payload cannot be written as JSON: {0}")]
-    /// Its payload is no JSON; with the reason.
+    /// Its payload cannot be written as JSON; with the reason.
     Json(String),
 }
 
@@ -151,18 +151,18 @@ impl Event {
         }
     }
 
-    /// An event whose payload is `value` as JSON, ready to be written or to be told more.
+    /// An event whose payload is `value` as JSON. Write it as it is, or set more fields first.
     pub fn json(event_type: impl Into<String>, value: &impl Serialize) -> Result<EventBuilder, EventError> {
         let text = serde_json::to_string(value).map_err(|error| EventError::Json(error.to_string()))?;
         Ok(Self::text(event_type, text))
     }
 
-    /// An event whose payload is this text, JSON as a rule, ready to be written or to be told more.
+    /// An event whose payload is this text, JSON as a rule. Write it as it is, or set more fields first.
     pub fn text(event_type: impl Into<String>, text: impl Into<String>) -> EventBuilder {
         Self::builder(event_type).text(text.into())
     }
 
-    /// The same event with the headers of a trace, unless it brings its own.
+    /// The same event with the headers of a trace, unless it has its own.
     pub(crate) fn carrying(mut self, trace: &[(String, String)]) -> Self {
         let has_its_own = self.fields.headers.iter().any(|(name, _)| name.eq_ignore_ascii_case(TRACEPARENT));
         if !has_its_own {
@@ -171,42 +171,42 @@ impl Event {
         self
     }
 
-    /// What tells it from all others.
+    /// The unique id of the event.
     pub fn id(&self) -> &str {
         &self.id
     }
 
-    /// What kind of thing happened.
+    /// The type of the event, such as `order.placed`.
     pub fn event_type(&self) -> &str {
         &self.fields.event_type
     }
 
-    /// The kind of thing that it is about, [`GLOBAL_AGGREGATE`] where there is none.
+    /// The type of the aggregate that the event is about; [`GLOBAL_AGGREGATE`] if there is none.
     pub fn aggregate_type(&self) -> &str {
         &self.fields.aggregate_type
     }
 
-    /// Which thing it is about.
+    /// The id of the aggregate that the event is about.
     pub fn aggregate_id(&self) -> Option<&str> {
         self.fields.aggregate_id.as_deref()
     }
 
-    /// Whose it is, where there are several customers.
+    /// The tenant that the event belongs to.
     pub fn tenant_id(&self) -> Option<&str> {
         self.fields.tenant_id.as_deref()
     }
 
-    /// Which service it comes from.
+    /// The service that the event comes from.
     pub fn source_service(&self) -> Option<&str> {
         self.fields.source_service.as_deref()
     }
 
-    /// The kind of resource that it is about, for the hub.
+    /// The type of the resource that the event is about, for the hub.
     pub fn resource_type(&self) -> Option<&str> {
         self.fields.resource_type.as_deref()
     }
 
-    /// What was done to the resource, for the hub.
+    /// The operation on the resource, for the hub.
     pub fn operation_type(&self) -> Option<&str> {
         self.fields.operation_type.as_deref()
     }
@@ -216,18 +216,18 @@ impl Event {
         &self.fields.headers
     }
 
-    /// The first value of this name, however it is spelt.
+    /// The value of the first header with this name, in upper or lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         let found = self.fields.headers.iter().find(|(header, _)| header.eq_ignore_ascii_case(name));
         found.map(|(_, value)| value.as_str())
     }
 
-    /// What the payload is written in, such as `application/json`.
+    /// The content type of the payload, such as `application/json`.
     pub fn content_type(&self) -> Option<&str> {
         self.fields.content_type.as_deref()
     }
 
-    /// Its body.
+    /// The body of the event.
     pub fn payload(&self) -> &Payload {
         &self.payload
     }
@@ -246,12 +246,12 @@ impl Event {
         }
     }
 
-    /// Whether it may not be delivered at once.
+    /// True if the event must not be delivered at once.
     pub fn is_delayed(&self) -> bool {
         self.delay() != Delay::None
     }
 
-    /// What the event weighs in memory, roughly.
+    /// The approximate size of the event in memory, in bytes.
     pub fn weight(&self) -> usize {
         let headers: usize = self.fields.headers.iter().map(|(name, value)| name.len() + value.len()).sum();
         self.payload.as_bytes().len() + headers + 256
@@ -259,7 +259,7 @@ impl Event {
 }
 
 impl fmt::Debug for Event {
-    /// Everything that helps to find it, never the payload.
+    /// Prints the fields that help to find the event, never the payload.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Event")
             .field("id", &self.id)
@@ -271,9 +271,9 @@ impl fmt::Debug for Event {
     }
 }
 
-/// What can be written: an event, or a builder that makes one.
+/// A value that can be written: an event, or a builder that makes one.
 pub trait IntoEvent: Send {
-    /// The event, or why it is none.
+    /// Returns the event, or the reason why it is invalid.
     fn into_event(self) -> Result<Event, EventError>;
 }
 
@@ -328,25 +328,25 @@ macro_rules! optional_setters {
 
 impl EventBuilder {
     optional_setters! {
-        /// The caller's own id, at most [`MAX_EVENT_ID`] characters of `A-Z a-z 0-9 . _ : -`; a new ULID where there is none.
+        /// The caller's own id, at most [`MAX_EVENT_ID`] characters of `A-Z a-z 0-9 . _ : -`. Default: a new ULID.
         id: String,
-        /// Which thing it is about; see also [`aggregate`](Self::aggregate). At most [`MAX_FIELD`] characters.
+        /// The id of the aggregate; see also [`aggregate`](Self::aggregate). At most [`MAX_FIELD`] characters.
         aggregate_id: String,
-        /// Whose it is, where there are several customers. At most [`MAX_FIELD`] characters.
+        /// The tenant that the event belongs to. At most [`MAX_FIELD`] characters.
         tenant_id: String,
-        /// Which service it comes from. At most [`MAX_FIELD`] characters.
+        /// The service that the event comes from. At most [`MAX_FIELD`] characters.
         source_service: String,
-        /// The kind of resource that it is about, for the hub. At most [`MAX_FIELD`] characters.
+        /// The type of the resource that the event is about, for the hub. At most [`MAX_FIELD`] characters.
         resource_type: String,
-        /// What was done to the resource, for the hub. At most [`MAX_FIELD`] characters.
+        /// The operation on the resource, for the hub. At most [`MAX_FIELD`] characters.
         operation_type: String,
-        /// What the payload is written in, such as `application/json`. At most [`MAX_FIELD`] characters.
+        /// The content type of the payload, such as `application/json`. At most [`MAX_FIELD`] characters.
         content_type: String,
         /// The payload, as text. At most [`MAX_PAYLOAD`] bytes.
         text: String,
         /// The payload, as bytes. At most [`MAX_PAYLOAD`] of them.
         bytes: Bytes,
-        /// When it happened; now where nothing is said.
+        /// When it happened. Default: now.
         occurred_at: DateTime<Utc>,
         /// Not to be delivered before this time.
         available_at: DateTime<Utc>,
@@ -355,14 +355,14 @@ impl EventBuilder {
     }
 
     #[must_use]
-    /// The kind of thing that it is about; see also [`aggregate`](Self::aggregate). At most [`MAX_FIELD`] characters.
+    /// The type of the aggregate; see also [`aggregate`](Self::aggregate). At most [`MAX_FIELD`] characters.
     pub fn aggregate_type(mut self, aggregate_type: impl Into<String>) -> Self {
         self.aggregate_type = aggregate_type.into();
         self
     }
 
-    /// What the event is about: events of one aggregate can be delivered in order. Type and id have at most [`MAX_FIELD`]
-    /// characters each.
+    /// The aggregate that the event is about: events of one aggregate can be delivered in order. Type and id have at
+    /// most [`MAX_FIELD`] characters each.
     #[must_use]
     pub fn aggregate(self, aggregate_type: impl Into<String>, aggregate_id: impl ToString) -> Self {
         self.aggregate_type(aggregate_type).aggregate_id(aggregate_id.to_string())
@@ -382,7 +382,7 @@ impl EventBuilder {
         self
     }
 
-    /// The event, or why it is none.
+    /// Returns the event, or the reason why it is invalid.
     pub fn build(mut self) -> Result<Event, EventError> {
         if self.event_type.is_empty() {
             return Err(EventError::EmptyType);
@@ -408,7 +408,7 @@ impl EventBuilder {
         Ok(Event { fields: self, id, payload, occurred_at })
     }
 
-    /// The short texts, which databases keep in columns of their own.
+    /// Checks the short texts, which databases keep in columns of their own.
     fn check_fields(&self) -> Result<(), EventError> {
         let fields = [
             ("event_type", Some(&self.event_type)),
@@ -462,7 +462,7 @@ fn is_valid_id(id: &str) -> bool {
         && id.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b':' | b'-'))
 }
 
-/// Ids rise within a process even inside one millisecond, so that sorting by id is sorting by birth.
+/// Ids ascend within a process even inside one millisecond, so that sorting by id sorts by creation.
 pub(crate) fn next_id() -> String {
     static GENERATOR: Mutex<Generator> = Mutex::new(Generator::new());
     let mut generator = lock(&GENERATOR);
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_rise() {
+    fn ids_ascend_and_are_unique() {
         let ids: Vec<String> = (0..1_000).map(|_| next_id()).collect();
         assert!(ids.is_sorted() && ids.windows(2).all(|pair| pair[0] != pair[1]));
     }
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_input_is_refused_by_name() {
+    fn each_kind_of_bad_input_has_its_own_error() {
         assert_eq!(Event::builder("").text("{}".to_owned()).build().unwrap_err(), EventError::EmptyType);
         assert_eq!(Event::builder("t").build().unwrap_err(), EventError::NoPayload);
         assert_eq!(event().bytes(Bytes::new()).build().unwrap_err(), EventError::TwoPayloads);
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn a_delay_is_one_of_two_and_lies_ahead() {
+    fn a_delay_is_either_a_time_or_a_duration_and_lies_in_the_future() {
         let now = Utc::now();
         let later = now + Duration::from_secs(60);
         let both = event().available_at(later).deliver_after(Duration::from_secs(1)).build();

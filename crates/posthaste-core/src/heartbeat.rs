@@ -1,8 +1,8 @@
-//! A thread of our own for what must not wait for listeners.
+//! A dedicated thread for work that must not wait for listeners.
 //!
-//! A listener that blocks its thread, or a service that keeps all threads of its runtime busy, delays every task of that
-//! runtime. Leases that are renewed late are lost, and their events are delivered twice. So renewals run on a runtime with
-//! one thread that runs nothing else.
+//! A listener that blocks its thread, or a service that keeps all threads of its runtime busy, delays every task of
+//! that runtime. Leases that are renewed late are lost, and their events are delivered twice. So renewals run on a
+//! runtime with one thread that runs nothing else.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use tokio::runtime::{Builder, Handle};
 
 use crate::lock;
 
-/// The runtime of that thread. It is started when it is first asked for, and lives as long as the process.
+/// The runtime of that thread. The first call starts it, and it lives as long as the process.
 ///
-/// Where the system gives no thread, it is the caller's own runtime: renewals then run where everything else does.
+/// If the thread cannot be started, this returns the caller's own runtime: renewals then run beside everything else.
 ///
 /// # Panics
-/// Only in that case, and only outside of a runtime.
+/// If the thread cannot be started and the caller is outside of a runtime.
 pub fn runtime() -> Handle {
     static RUNTIME: Mutex<Option<Handle>> = Mutex::new(None);
     let mut runtime = lock(&RUNTIME);
@@ -26,7 +26,7 @@ pub fn runtime() -> Handle {
     match start() {
         Ok(handle) => runtime.insert(handle).clone(),
         Err(error) => {
-            tracing::warn!(%error, "no thread for renewals: a listener that blocks its thread may delay them");
+            tracing::warn!(%error, "failed to start the renewal thread: listeners that block may delay renewals");
             Handle::current()
         }
     }
@@ -40,14 +40,14 @@ fn start() -> std::io::Result<Handle> {
     Ok(handle)
 }
 
-/// Runs something on that thread, to its end even if the caller stops waiting.
+/// Runs a task on that thread, to its end even if the caller is cancelled. Returns `None` if the task panicked.
 pub async fn run<T: Send + 'static>(task: impl Future<Output = T> + Send + 'static) -> Option<T> {
-    // The thread lives as long as the process: only a panic of the task leaves nothing to answer with.
+    // The thread lives as long as the process, so only a panic of the task can make this fail.
     runtime().spawn(task).await.ok()
 }
 
-/// How long a statement may take before its connection is given up: long enough for a busy server, short enough for a
-/// lease to be renewed by another attempt.
+/// How long a statement may take before its connection is given up: long enough for a busy server, short enough that
+/// another attempt can still renew the lease.
 pub fn statement_timeout(lease: Duration) -> Duration {
     (lease / 3).max(Duration::from_secs(1))
 }

@@ -1,8 +1,8 @@
-//! The words, the rules, the seams and the engine of Posthaste.
+//! The vocabulary, the rules, the traits and the engine of Posthaste.
 //!
 //! Everything the system does is one sentence: *a [`Relay`] moves claimed items from a [`Source`] to a [`Sink`] and
 //! settles each with exactly one [`Outcome`]*. This crate knows no SQL, no broker and no HTTP; those are sources and
-//! sinks in other crates, and they are right when they pass the laws written on the traits here.
+//! sinks in other crates, and they are correct when they obey the laws written on the traits here.
 
 #![warn(missing_docs)]
 

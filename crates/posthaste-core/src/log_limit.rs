@@ -6,11 +6,11 @@ use tokio::time::Instant;
 
 use crate::lock;
 
-/// How many keys are told apart; all others share one limit, so that the memory stays bounded.
+/// How many keys have a limit of their own. All others share one, so that memory stays bounded.
 const MAX_KEYS: usize = 4_096;
 
-/// Keeps a failure that repeats itself from flooding the log: so many lines for each key in a window of time, and with the
-/// next one that is let through, how many were left out.
+/// Keeps a repeated failure from flooding the log: each key may write a limited number of lines per window. The next
+/// line after that says how many were suppressed.
 pub struct LogLimit {
     lines: u32,
     window: Duration,
@@ -24,12 +24,12 @@ struct Window {
 }
 
 impl LogLimit {
-    /// At most so many lines for each key in this time.
+    /// At most `lines` lines for each key in each `window`.
     pub fn new(lines: u32, window: Duration) -> Self {
         Self { lines, window, keys: Mutex::default() }
     }
 
-    /// `Some` if a line may be written, with how many were left out since the last one.
+    /// `Some` if a line may be written, with the number of lines suppressed since the last one.
     pub fn allows(&self, key: &str) -> Option<u64> {
         let mut keys = lock(&self.keys);
         let now = Instant::now();
@@ -55,21 +55,21 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn so_many_lines_in_a_window_for_each_key() {
+    async fn each_key_may_write_a_limited_number_of_lines_per_window() {
         let limit = LogLimit::new(2, Duration::from_secs(1));
         let lines = |key: &str, times: usize| (0..times).filter_map(|_| limit.allows(key)).collect::<Vec<_>>();
         assert_eq!(lines("a", 5), [0, 0]);
         assert_eq!(lines("b", 1), [0], "another key has lines of its own");
         tokio::time::advance(Duration::from_secs(1)).await;
-        assert_eq!(lines("a", 3), [3, 0], "the next line tells how many were left out");
+        assert_eq!(lines("a", 3), [3, 0], "the next line says how many were suppressed");
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_number_of_keys_is_bounded() {
         let limit = LogLimit::new(1, Duration::from_secs(1));
         let lines = (0..10_000).filter(|key| limit.allows(&key.to_string()).is_some()).count();
-        assert_eq!(lines, MAX_KEYS + 1, "those that are too many share one limit");
+        assert_eq!(lines, MAX_KEYS + 1, "all other keys share one limit");
         tokio::time::advance(Duration::from_secs(1)).await;
-        assert_eq!(limit.allows("late"), Some(0), "keys that were not heard of for a while make room");
+        assert_eq!(limit.allows("late"), Some(0), "keys whose window is over make room");
     }
 }

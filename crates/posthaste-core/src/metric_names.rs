@@ -12,7 +12,7 @@ pub fn prefixed(prefix: &str, name: &str) -> String {
 
 /// Items that went through the hot queue.
 pub const ENQUEUE_HOT: &str = "enqueue_hot_total";
-/// Items that found the hot queue full.
+/// Items that were not hot because the hot queue was full.
 pub const ENQUEUE_HOT_DROPPED: &str = "enqueue_hot_dropped_total";
 /// Items that were not hot because they are delayed.
 pub const ENQUEUE_HOT_SKIPPED_DELAYED: &str = "enqueue_hot_skipped_delayed_total";
@@ -20,7 +20,7 @@ pub const ENQUEUE_HOT_SKIPPED_DELAYED: &str = "enqueue_hot_skipped_delayed_total
 pub const ENQUEUE_COLD: &str = "enqueue_cold_total";
 /// Deliveries that succeeded.
 pub const DISPATCH_SUCCESS: &str = "dispatch_success_total";
-/// Attempts that failed and are made again.
+/// Attempts that failed and are retried.
 pub const DISPATCH_FAILURE: &str = "dispatch_failure_total";
 /// Items that were given up.
 pub const DISPATCH_DEAD: &str = "dispatch_dead_total";
@@ -59,7 +59,7 @@ pub const UNMATCHED: &str = "posthaste_unmatched_total";
 pub const QUARANTINED_TOTAL: &str = "posthaste_quarantined_total";
 /// Records in quarantine.
 pub const QUARANTINED: &str = "posthaste_quarantined";
-/// Records of a topic that a group has not done.
+/// Records of a topic that a group has not acked.
 pub const BACKLOG: &str = "posthaste_backlog";
 /// Dead letters by status.
 pub const DLT_DEPTH: &str = "posthaste_dlt_depth";

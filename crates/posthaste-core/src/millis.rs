@@ -12,7 +12,7 @@ pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duratio
     u64::deserialize(deserializer).map(Duration::from_millis)
 }
 
-/// The same, where there may be none.
+/// The same for optional durations.
 pub mod optional {
     use std::time::Duration;
 

@@ -4,44 +4,44 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What happened to one item: a sink's only statement about it.
+/// The result of one delivery, which the sink reports exactly once.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
-    /// It is done.
+    /// The item is delivered.
     Delivered,
-    /// Not yet: ask again after this time. Never counts as an attempt.
+    /// Not yet: deliver it again after this time. Never counts as an attempt.
     Snoozed {
-        /// How long.
+        /// The time to wait.
         wait: Duration,
     },
-    /// It went wrong.
+    /// The attempt failed.
     Failed(Failure),
 }
 
-/// Whose fault a failure is, and so what it costs the item.
+/// The cause of a failure, which decides what happens to the item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureClass {
-    /// May pass; counts against the item's budget.
+    /// The next attempt may succeed. Counts against the item's budget.
     Transient,
-    /// Will never pass; the item is dead at once.
+    /// No attempt can succeed. The item is dead at once.
     Permanent,
-    /// A dependency's fault (broker, registry, database). Never counts against the item.
+    /// The fault of a dependency (broker, registry, database). Never counts against the item.
     Outage,
 }
 
-/// Why an attempt failed, in words that an operator reads.
+/// Why an attempt failed, in words for an operator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Failure {
-    /// Whose fault it is.
+    /// Decides if the item is retried.
     pub class: FailureClass,
     /// An HTTP status or a stable word such as `listener_error`.
     pub code: Cow<'static, str>,
     /// What went wrong, in one sentence.
     pub message: String,
-    /// What lies behind it.
+    /// The underlying cause.
     pub cause: Option<String>,
-    /// The other side's wish; replaces the policy's delay.
+    /// The delay that the receiver asked for; replaces the policy's delay.
     pub retry_after: Option<Duration>,
 }
 
@@ -51,30 +51,30 @@ impl Failure {
         Self { class, code: code.into(), message: message.into(), cause: None, retry_after: None }
     }
 
-    /// One that may pass.
+    /// A failure after which the next attempt may succeed.
     pub fn transient(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self::new(FailureClass::Transient, code, message)
     }
 
-    /// One that will never pass.
+    /// A failure after which no attempt can succeed.
     pub fn permanent(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self::new(FailureClass::Permanent, code, message)
     }
 
-    /// The fault of a dependency.
+    /// A failure of a dependency.
     pub fn outage(code: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self::new(FailureClass::Outage, code, message)
     }
 
     #[must_use]
-    /// Adds what lies behind it.
+    /// Adds the underlying cause.
     pub fn cause(mut self, cause: impl Into<String>) -> Self {
         self.cause = Some(cause.into());
         self
     }
 
     #[must_use]
-    /// Asks for a delay of its own.
+    /// Sets the delay before the next attempt, in place of the policy's.
     pub fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
         self
@@ -91,8 +91,8 @@ impl fmt::Display for Failure {
     }
 }
 
-/// An error of a listener is a transient failure of its event. Types that are no [`std::error::Error`], such as `anyhow::Error`
-/// and `Box<dyn std::error::Error>`, are turned into a [`Failure`] by the listener itself.
+/// An error of a listener is a transient failure of its event. Types that are no [`std::error::Error`], such as
+/// `anyhow::Error` and `Box<dyn std::error::Error>`, are turned into a [`Failure`] by the listener itself.
 impl<E: std::error::Error> From<E> for Failure {
     fn from(error: E) -> Self {
         let failure = Failure::transient("listener_error", error.to_string());
@@ -118,7 +118,7 @@ impl<E: Into<Failure>> From<Result<(), E>> for Outcome {
     }
 }
 
-/// What follows from an [`Outcome`]: the answer of [`decide`](crate::decide), carried out by the source.
+/// What follows from an [`Outcome`]. [`decide`](crate::decide) returns it, and the source carries it out.
 ///
 /// Durations, not instants: the store adds them to its own clock.
 #[derive(Clone, Debug, PartialEq)]
@@ -128,25 +128,25 @@ pub enum Disposition {
     /// `counted` retries become RETRY with one attempt more; uncounted ones with a failure become RETRY with the
     /// attempts kept; uncounted ones without (a snooze) become NEW again.
     Retry {
-        /// From now.
+        /// The delay from now.
         after: Duration,
-        /// Whether it counts against the budget.
+        /// True if the attempt counts against the budget.
         counted: bool,
-        /// What went wrong, if anything did.
+        /// `None` for a snooze.
         failure: Option<Failure>,
     },
     /// Given up.
     Dead(Failure),
 }
 
-/// What a source recorded.
+/// The result of a settlement, a renewal or an ack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Settled {
-    /// It is on record.
+    /// It is stored.
     Applied,
-    /// The claim was no longer ours; nothing was changed.
+    /// The claim no longer belonged to this process; nothing was changed.
     LostLease,
-    /// Another transaction has locked the row just now, so nothing was changed: ask again in a moment.
+    /// Another transaction has the row locked at this moment; nothing was changed. Try again soon.
     Locked,
 }
 

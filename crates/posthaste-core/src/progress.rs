@@ -4,10 +4,10 @@ use std::fmt::Write;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 
-/// How far a group has come in one partition: everything below the watermark, and single runs above it.
+/// The offsets of one partition that a group is done with: everything below the watermark, and single runs above it.
 ///
-/// Acks come out of order; a commit carries both parts, so that one hanging record neither stops its partition nor
-/// causes the ones after it to be delivered again after a crash.
+/// Acks come out of order. A commit carries both parts, so that one hanging record neither stops its partition nor
+/// causes the records after it to be delivered again after a crash.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Progress {
     watermark: i64,
@@ -31,12 +31,12 @@ impl Progress {
         self.watermark
     }
 
-    /// Whether this offset is done.
+    /// True if this offset is done.
     pub fn is_done(&self, offset: i64) -> bool {
         offset < self.watermark || self.runs.range(..=offset).next_back().is_some_and(|(_, end)| offset < *end)
     }
 
-    /// Marks an offset as done; again is harmless.
+    /// Marks an offset as done. Doing it twice is harmless.
     pub fn complete(&mut self, offset: i64) {
         if self.is_done(offset) {
             return;
@@ -58,18 +58,18 @@ impl Progress {
         }
     }
 
-    /// How many runs stand above the watermark: what its text costs.
+    /// How many runs there are above the watermark, which determines the length of the text.
     pub fn runs(&self) -> usize {
         self.runs.len()
     }
 
-    /// What is done above the watermark, as text: pairs `distance+length` of the runs, each from the end of the one before;
-    /// or, where that is shorter, `=` and the bits of the offsets above the watermark in base64.
+    /// The offsets done above the watermark, as text: pairs `distance+length` of the runs, each from the end of the one
+    /// before; or, where that is shorter, `=` and the bits of the offsets above the watermark in base64.
     ///
     /// Pairs are short when a few records hang, bits when every third one waits for the same endpoint.
     pub fn encode(&self) -> String {
         let above = self.runs.last_key_value().map_or(0, |(_, end)| end - self.watermark - 1) as usize;
-        // A few runs stay readable for whoever looks into the table.
+        // A few runs stay readable for an operator who looks into the table.
         match self.runs.len() > 16 && above.div_ceil(6) < 4 * self.runs.len() {
             true => self.encode_bits(above),
             false => self.encode_runs(),
@@ -90,7 +90,7 @@ impl Progress {
 
     fn encode_bits(&self, above: usize) -> String {
         let mut bits = vec![0_u8; above.div_ceil(8)];
-        // The watermark itself is not done, so the first bit is the offset behind it.
+        // The watermark itself is not done, so the first bit is the offset after it.
         let first = self.watermark + 1;
         for (&start, &end) in &self.runs {
             for offset in (start - first) as usize..(end - first) as usize {
@@ -100,7 +100,7 @@ impl Progress {
         format!("={}", STANDARD_NO_PAD.encode(bits))
     }
 
-    /// What [`encode`](Self::encode) wrote.
+    /// Reads the text that [`encode`](Self::encode) wrote.
     pub fn decode(watermark: i64, text: &str) -> Result<Self, ProgressError> {
         let decoded = match text.strip_prefix('=') {
             Some(bits) => Self::decode_bits(watermark, bits),
@@ -129,7 +129,7 @@ impl Progress {
     fn decode_bits(watermark: i64, text: &str) -> Option<Self> {
         let bits = STANDARD_NO_PAD.decode(text).ok()?;
         let first = watermark.checked_add(1)?;
-        // Beyond the last offset there is nothing to be done with.
+        // Bits beyond the largest offset are refused.
         first.checked_add(i64::try_from(bits.len()).ok()?.checked_mul(8)?)?;
         let mut progress = Self::at(watermark);
         let is_set = |offset: usize| bits[offset / 8] & (1 << (offset % 8)) != 0;
@@ -155,7 +155,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn acks_out_of_order_close_up() {
+    fn acks_out_of_order_become_runs_and_then_raise_the_watermark() {
         let mut progress = Progress::at(5);
         progress.complete(7);
         progress.complete(9);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn every_third_record_waiting_is_a_short_text() {
+    fn ten_thousand_gaps_have_a_short_text() {
         let mut progress = Progress::at(100);
         (0..30_000).filter(|offset| offset % 3 != 0).for_each(|offset| progress.complete(100 + offset));
         let text = progress.encode();
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_not_ours_is_refused() {
+    fn malformed_text_is_refused() {
         for text in ["x", "1", "1+", "+1", "0+1", "1+0", "-1+1", "1+1 junk", "99999999999+1", "=*", "=A"] {
             assert!(Progress::decode(0, text).is_err(), "{text}");
         }
@@ -185,7 +185,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_says_what_a_set_would_say(offsets in proptest::collection::vec(0i64..200, 0..300)) {
+        fn it_agrees_with_a_set_of_offsets(offsets in proptest::collection::vec(0i64..200, 0..300)) {
             let mut progress = Progress::at(0);
             let mut set = BTreeSet::new();
             for offset in offsets {

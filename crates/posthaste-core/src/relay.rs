@@ -6,8 +6,8 @@
 //!     ▲                                                                    │
 //!     └────────────── freed capacity, retries due again, wake-ups ◄────────┘        renewer ─► source.renew
 //! ```
-//! Four kinds of tasks around one [`Shared`]: what is in flight, and what waits to be settled. Nothing here knows what an
-//! item is.
+//! Four kinds of tasks share one [`Shared`]: the items in flight, and the completion buffer. The relay does not look
+//! into its items.
 
 mod backpressure;
 mod claimer;
@@ -36,10 +36,10 @@ pub use hot_queue::{HotDeadline, HotPermit, HotQueue};
 pub(crate) use in_flight::InFlightItem;
 use shared::Shared;
 
-/// Instants have an end: a wait beyond this is this.
+/// Longer waits are cut to this, because adding them to an `Instant` would overflow.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// Draws a number in `[0, 1)`: chance comes in from outside, so that a simulation can repeat a run.
+/// Draws a number in `[0, 1)`. Randomness is a parameter, so that a simulation can repeat a run.
 pub type Jitter = Arc<dyn Fn() -> f64 + Send + Sync>;
 
 /// How one relay runs.
@@ -47,38 +47,38 @@ pub type Jitter = Arc<dyn Fn() -> f64 + Send + Sync>;
 pub struct RelayOptions {
     /// How many calls of the sink run at once. With 0 nothing is delivered: for tests.
     pub workers: usize,
-    /// How many items a call of the sink gets at most.
+    /// How many items one call of the sink gets at most.
     pub chunk: usize,
     /// How many items are claimed at once at most.
     pub batch: usize,
     /// How many items may be claimed and not yet settled.
     pub max_in_flight: usize,
-    /// How many bytes these may weigh; one item is always let through.
+    /// How many bytes the items in flight may have; one item is always allowed.
     pub max_bytes: usize,
-    /// How often an idle source is asked without a wake-up.
+    /// How often an idle source is polled without a wake-up.
     pub poll_interval: Duration,
     /// When a failed delivery is tried again.
     pub retry: RetryPolicy,
-    /// How many outcomes are recorded at once at most.
+    /// How many outcomes are settled at once at most.
     pub settle_batch: usize,
-    /// How long outcomes gather while more are on their way.
+    /// How long the settler waits for more outcomes while items are in flight.
     pub settle_linger: Duration,
-    /// How long a stop waits for what is on its way.
+    /// How long a stop waits for the items in flight.
     pub drain: Duration,
-    /// What becomes of what waits when the relay stops.
+    /// What happens to items that wait for a worker when the relay stops.
     pub on_stop: OnStop,
-    /// Where chance comes from.
+    /// The source of randomness.
     pub jitter: Jitter,
-    /// What the names of its metrics begin with.
+    /// The prefix of the names of its metrics.
     pub metrics_prefix: String,
 }
 
-/// What becomes of items that are claimed but not yet given to the sink when the relay is asked to stop.
+/// What happens to items that are claimed but not yet given to the sink when the relay is asked to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnStop {
-    /// Delivered as long as the drain time lasts, then released.
+    /// They are delivered while the drain time lasts, then released.
     Deliver,
-    /// Released at once: somebody else may take them.
+    /// They are released at once, so that another process may claim them.
     Release,
 }
 
@@ -109,7 +109,7 @@ pub struct Relay<S: Source, K: Sink<Item = S::Item>> {
 }
 
 impl<S: Source, K: Sink<Item = S::Item>> Relay<S, K> {
-    /// `name` is what logs and metrics call it.
+    /// `name` identifies the relay in logs and metrics.
     pub fn new(name: impl Into<String>, source: Arc<S>, sink: Arc<K>, options: RelayOptions) -> Self {
         Self { sink, shared: Arc::new(Shared::new(name.into(), source, options)) }
     }
@@ -119,8 +119,8 @@ impl<S: Source, K: Sink<Item = S::Item>> Relay<S, K> {
         HotQueue::new(self.shared.clone(), capacity)
     }
 
-    /// Runs until `stop`, then drains. Dropping the future instead is a crash: what was claimed stays claimed until
-    /// its lease ends.
+    /// Runs until `stop`, then drains. Dropping the future instead is a crash: claimed items stay claimed until their
+    /// leases end.
     pub async fn run(self, stop: CancellationToken) {
         let shared = self.shared;
         let mut workers = JoinSet::new();
@@ -131,12 +131,12 @@ impl<S: Source, K: Sink<Item = S::Item>> Relay<S, K> {
             }));
         }
         let no_more_outcomes = CancellationToken::new();
-        let mut keepers = JoinSet::new();
-        keepers.spawn(supervise(shared.clone(), "settle", no_more_outcomes.clone(), settler::settle));
+        let mut background = JoinSet::new();
+        background.spawn(supervise(shared.clone(), "settle", no_more_outcomes.clone(), settler::settle));
         let renewer = supervise(shared.clone(), "renew", no_more_outcomes.clone(), renewer::renew);
         match shared.source.renews_on_own_thread() {
-            true => keepers.spawn_on(renewer, &heartbeat::runtime()),
-            false => keepers.spawn(renewer),
+            true => background.spawn_on(renewer, &heartbeat::runtime()),
+            false => background.spawn(renewer),
         };
 
         supervise(shared.clone(), "claim", stop.clone(), claimer::claim).await;
@@ -149,21 +149,21 @@ impl<S: Source, K: Sink<Item = S::Item>> Relay<S, K> {
             tracing::warn!(
                 relay = shared.name,
                 in_flight = shared.in_flight.len(),
-                "the drain time is over: releasing what is still in flight"
+                "the drain time is over: releasing the items that are still in flight"
             );
         }
-        // From here on nothing that a delivery still says is heard: it is given back instead.
+        // From here on the outcome of a delivery is ignored, and its item is released.
         shared.close();
         workers.shutdown().await;
         no_more_outcomes.cancel();
         // A fixed bound of its own: a database that hangs must not keep the process from ending.
-        let last_words = async {
-            // What is known is recorded, also what the settler has in its hands.
-            while keepers.join_next().await.is_some() {}
+        let finish = async {
+            // The settler settles all known outcomes before it ends, so only then is the rest released.
+            while background.join_next().await.is_some() {}
             release_rest(&shared).await;
         };
-        if timeout(Duration::from_secs(5), last_words).await.is_err() {
-            tracing::warn!(relay = shared.name, "the store did not answer: claims end with their lease");
+        if timeout(Duration::from_secs(5), finish).await.is_err() {
+            tracing::warn!(relay = shared.name, "the store did not respond: claims end with their lease");
         }
     }
 }
@@ -181,8 +181,8 @@ async fn work<S: Source, K: Sink<Item = S::Item>>(shared: Arc<Shared<S>>, sink: 
     }
 }
 
-/// Runs a task of the relay until it ends by itself. A panic in it is a bug of ours or of a source: it is logged and
-/// counted, and the task is started again after a pause, unless `end` has come.
+/// Runs a task of the relay until it ends by itself. A panic in it is a bug of the relay or of a source: it is logged
+/// and counted, and the task is restarted after a pause, or at once if `end` is cancelled.
 async fn supervise<S, T>(
     shared: Arc<Shared<S>>,
     task: &'static str,
@@ -195,7 +195,7 @@ async fn supervise<S, T>(
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
     while catch(start(shared.clone(), end.clone())).await.is_err() {
         shared.metrics.panicked(task);
-        tracing::error!(relay = shared.name, task, "a task of the relay panicked; it is started again");
+        tracing::error!(relay = shared.name, task, "a task of the relay panicked; restarting it");
         tokio::select! {
             () = end.cancelled() => {}
             () = tokio::time::sleep(backoff.next_pause()) => {}
@@ -217,10 +217,10 @@ async fn release_rest<S: Source>(shared: &Shared<S>) {
         tracing::warn!(
             relay = shared.name,
             error = error.chain(),
-            "claims were not given back: they end with their lease"
+            "failed to release claims: they end with their lease"
         );
     }
     if let Err(error) = shared.source.close().await {
-        tracing::warn!(relay = shared.name, error = error.chain(), "the source was not closed");
+        tracing::warn!(relay = shared.name, error = error.chain(), "failed to close the source");
     }
 }

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use crate::backoff::doubled;
 use crate::{Disposition, FailureClass, Outcome, millis};
 
-/// How long to wait before the next attempt, and when to give up. Data, so that a config file can spell it; there all times are
-/// milliseconds.
+/// How long to wait before the next attempt, and when to give up. Data, so that a config file can spell it; there all
+/// times are milliseconds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum RetryPolicy {
@@ -38,12 +38,12 @@ impl Default for RetryPolicy {
 }
 
 impl RetryPolicy {
-    /// Retried until it works: for faults of the pipeline itself.
+    /// Retries without a limit: for faults of the pipeline itself.
     pub fn forever() -> Self {
         Self::Exponential { base: Duration::from_millis(50), max: Duration::from_secs(5), max_attempts: None }
     }
 
-    /// How many attempts there are, if there is an end.
+    /// How many attempts there are; `None` if there is no limit.
     pub fn max_attempts(&self) -> Option<u32> {
         match self {
             Self::Exponential { max_attempts, .. } | Self::Fixed { max_attempts, .. } => *max_attempts,
@@ -63,7 +63,7 @@ impl RetryPolicy {
     }
 }
 
-/// The one rule of retrying. Pure: chance comes in as `jitter`, in `[0, 1)`.
+/// Decides what follows from an outcome. Pure: randomness is a parameter, `jitter` in `[0, 1)`.
 ///
 /// `attempt` is the number of the attempt that has just ended, counted from 1. `budget` is the item's own limit, which
 /// replaces the policy's.
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_attempt_of_the_budget_is_the_last() {
+    fn an_item_is_dead_after_the_last_attempt_of_its_budget() {
         let policy = RetryPolicy::default();
         let counted = |attempt, budget| {
             matches!(decide(&policy, attempt, budget, transient(), 0.0), Disposition::Retry { counted: true, .. })
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn an_outage_never_spends_the_budget_and_permanent_ends_it_at_once() {
+    fn an_outage_is_never_counted_and_a_permanent_failure_is_dead_at_once() {
         let policy = RetryPolicy::default();
         let outage = Outcome::Failed(Failure::outage("broker", "gone"));
         assert!(matches!(
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_side_may_name_the_delay() {
+    fn retry_after_replaces_the_delay_of_the_policy() {
         let asked = Outcome::Failed(Failure::transient("429", "slow down").retry_after(Duration::from_secs(300)));
         let Disposition::Retry { after, counted, .. } = decide(&RetryPolicy::default(), 1, None, asked, 0.9) else {
             panic!("a retry");

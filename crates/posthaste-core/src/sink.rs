@@ -9,29 +9,29 @@ use tokio::time::Instant;
 use crate::relay::InFlightItem;
 use crate::{Claimed, Failure, Outcome, lock};
 
-/// Where items go.
+/// Delivers items.
 ///
 /// # Laws
 ///
-/// - Every [`Delivery`] is reported exactly once, as soon as its outcome is known, in any order. The type sees to it:
-///   reporting consumes the delivery, and one that is dropped (because `deliver` returned early or panicked) is reported
-///   as a transient failure.
-/// - A sink MUST NOT make one item wait for another that has nothing to do with it. It may return from `deliver` while
-///   deliveries are still on their way; the relay bounds how many there are.
-/// - A sink reports what happened and decides nothing: [`decide`](crate::decide) says whether the item is tried again.
+/// - Every [`Delivery`] is reported exactly once, as soon as its outcome is known, in any order. The type ensures this:
+///   reporting consumes the delivery, and one that is dropped (because `deliver` returned early or panicked) is
+///   reported as a transient failure.
+/// - A sink MUST NOT make one item wait for an unrelated one. It may return from `deliver` while deliveries are still
+///   running; the relay bounds how many there are.
+/// - A sink reports what happened and decides nothing: [`decide`](crate::decide) decides if the item is tried again.
 #[async_trait]
 pub trait Sink: Send + Sync + 'static {
-    /// What is delivered.
+    /// The type of the items.
     type Item: Send + Sync + 'static;
 
-    /// Delivers each of them, and reports it.
+    /// Delivers each item, and reports its outcome.
     async fn deliver(&self, batch: Vec<Delivery<Self::Item>>);
 }
 
 /// One claimed item that a sink delivers.
 pub struct Delivery<T> {
     item: Arc<InFlightItem<T>>,
-    /// The items of the same key behind this one.
+    /// The items of the same key after this one.
     rest: VecDeque<Arc<InFlightItem<T>>>,
     started: Instant,
     reporter: Option<Arc<dyn Reporter<T>>>,
@@ -64,7 +64,7 @@ impl<T> Delivery<T> {
         (Self::new(Arc::new(InFlightItem::detached(claimed)), VecDeque::new(), reporter), receiver)
     }
 
-    /// What is to be delivered.
+    /// The item to deliver.
     pub fn item(&self) -> &T {
         &self.item.claimed.item
     }
@@ -74,7 +74,7 @@ impl<T> Delivery<T> {
         self.item.claimed.attempt
     }
 
-    /// Reports what happened.
+    /// Reports the outcome.
     pub fn report(mut self, outcome: impl Into<Outcome>) {
         self.send_report(outcome.into());
     }
@@ -101,7 +101,7 @@ struct Detached(std::sync::Mutex<Option<oneshot::Sender<Outcome>>>);
 impl<T> Reporter<T> for Detached {
     fn report(&self, _: Arc<InFlightItem<T>>, _: VecDeque<Arc<InFlightItem<T>>>, outcome: Outcome, _: Duration) {
         if let Some(sender) = lock(&self.0).take() {
-            // A test that no longer listens does not mind.
+            // A test may have dropped the receiver.
             let _ = sender.send(outcome);
         }
     }

@@ -8,15 +8,15 @@ use crate::{Disposition, Settled, StoreError, Wakeup};
 /// One item that this process may deliver until its lease ends.
 #[derive(Clone, Debug)]
 pub struct Claimed<T> {
-    /// What it is.
+    /// The item.
     pub item: T,
     /// The number of the attempt that this delivery will be, from 1.
     pub attempt: u32,
-    /// How many attempts this item has in all, where it differs from the relay's policy.
+    /// How many attempts this item has in all, if that differs from the relay's policy.
     pub budget: Option<u32>,
-    /// What it weighs in memory, for the bound on bytes in flight.
+    /// Its size in memory, for the limit on bytes in flight.
     pub bytes: usize,
-    /// Its outcome is recorded at once: others wait for it.
+    /// Its outcome is settled at once, because other items wait for it.
     pub urgent: bool,
     /// Items of one key are delivered one after the other, in the order of the claim; `None` is unordered.
     pub key: Option<Arc<str>>,
@@ -29,12 +29,12 @@ impl<T> Claimed<T> {
     }
 }
 
-/// The answer to a claim.
+/// The result of a claim.
 #[derive(Debug)]
 pub struct Claim<T> {
     /// In the order of delivery.
     pub items: Vec<Claimed<T>>,
-    /// When fewer than asked for came back: how long until something known is due. A hint, not a promise.
+    /// If there are fewer items than the limit: how long until the next known item is due. A hint, not a promise.
     pub next_due: Option<Duration>,
 }
 
@@ -44,28 +44,29 @@ impl<T> Default for Claim<T> {
     }
 }
 
-/// One claimed item and what is to be recorded of it.
+/// One claimed item, with what follows from its outcome.
 pub struct Settlement<'a, T> {
-    /// Which item.
+    /// The item.
     pub claimed: &'a Claimed<T>,
-    /// What is to be recorded of it.
+    /// What the source must store.
     pub disposition: &'a Disposition,
     /// How long the attempt took.
     pub took: Duration,
 }
 
-/// Where items come from and where what became of them is recorded.
+/// Claims items, and settles them.
 ///
 /// # Laws
 ///
-/// Each is a test of that name in `posthaste-testing`; a new source is right when the suite passes.
+/// Each law is a test of that name in `posthaste-testing`; a new source is correct when the suite passes.
 ///
 /// - `claim_never_returns_an_item_twice_within_a_lease`: an item claimed and neither settled nor released MUST NOT be
-///   claimable by anybody before its lease ends.
+///   claimable, by any process, before its lease ends.
 /// - `claim_returns_items_in_order`: due items come in the order in which they became due, ties in insertion order.
 /// - `claim_respects_the_limit_and_the_due_time`.
 /// - `an_expired_lease_is_claimable_again`, and expiry MUST NOT change the item's attempts.
-/// - `settle_by_a_stale_owner_is_lost_lease`: settling something no longer held changes nothing and says so.
+/// - `settle_by_a_stale_owner_is_lost_lease`: settling an item after its claim was lost changes nothing and returns
+///   [`Settled::LostLease`].
 /// - `settle_twice_is_lost_lease`: the second settlement of one claim changes nothing.
 /// - `leases_are_renewed`: a renewed item stays claimed for a whole lease from the renewal.
 /// - `a_released_item_is_claimable_at_once`, uncounted.
@@ -76,25 +77,25 @@ pub struct Settlement<'a, T> {
 /// `a_key_keeps_its_order_through_retries`.
 #[async_trait]
 pub trait Source: Send + Sync + 'static {
-    /// What is claimed.
+    /// The type of the items.
     type Item: Send + Sync + 'static;
 
-    /// Takes at most `limit` due items for one lease, which starts no earlier than this call.
+    /// Claims at most `limit` due items for one lease, which starts no earlier than this call.
     async fn claim(&self, limit: usize) -> Result<Claim<Self::Item>, StoreError>;
 
-    /// Records what became of items, all in one transaction; answers in the same order.
+    /// Settles items, all in one transaction. Returns the results in the same order.
     async fn settle(&self, settlements: &[Settlement<'_, Self::Item>]) -> Result<Vec<Settled>, StoreError>;
 
-    /// Starts the lease of each item anew; answers in the same order.
+    /// Renews the lease of each item. Returns the results in the same order.
     async fn renew(&self, claimed: &[&Claimed<Self::Item>]) -> Result<Vec<Settled>, StoreError>;
 
-    /// Gives back what was not delivered, uncounted. What is no longer held is left alone.
+    /// Releases items that were not delivered, uncounted. Items whose claim was lost are left alone.
     async fn release(&self, claimed: &[&Claimed<Self::Item>]) -> Result<(), StoreError>;
 
-    /// Called once, after the last release: give up whatever else keeps others from claiming.
+    /// Called once, after the last release: gives up everything else that keeps other processes from claiming.
     async fn close(&self) -> Result<(), StoreError>;
 
-    /// How long a claim holds without being renewed.
+    /// How long a claim lasts without a renewal.
     fn lease(&self) -> Duration;
 
     /// True if [`renew`](Self::renew) may run on a thread and a runtime of its own, where no listener can delay it.

@@ -1,13 +1,12 @@
-/// How a trace is carried with an event from where it is written to where it is delivered, as the W3C headers
-/// `traceparent` and `tracestate`.
+/// Carries a trace with an event from its write to its delivery, in the W3C headers `traceparent` and `tracestate`.
 ///
-/// This library knows spans (by `tracing`) but no exporter of them. A service that has one implements this with the few
-/// lines that its telemetry library asks for.
+/// This library creates spans (with `tracing`) but does not export them. A service that has an exporter implements this
+/// trait with a few lines for its telemetry library.
 pub trait TraceContext: Send + Sync + 'static {
-    /// The headers of what is going on where an event is being written; none when nothing is traced.
+    /// The headers of the current trace while an event is being written; empty if there is no trace.
     fn current(&self) -> Vec<(String, String)>;
 
-    /// Makes `span`, in which a listener is about to run, a child of what these headers name.
+    /// Makes `span`, in which a listener is about to run, a child of the span that these headers name.
     fn continue_in(&self, span: &tracing::Span, headers: &[(String, String)]);
 }
 

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-/// "There may be something to claim": a hint from whoever writes to whoever claims.
+/// "There may be something to claim": a hint from a writer to the claimer.
 ///
-/// Hints may be lost and may be wrong; polling is the truth. Clones share one signal, which one relay waits for.
+/// Hints may be lost and may be wrong, so the claimer also polls. Clones share one signal, which one relay waits for.
 #[derive(Clone, Default)]
 pub struct Wakeup(Arc<Inner>);
 
@@ -16,16 +16,16 @@ struct Inner {
     pending: AtomicU8,
 }
 
-/// When to look for a row whose commit cannot be seen: most commit within a millisecond, a few take longer.
+/// When to poll for a row whose commit cannot be seen: most commit within a millisecond, a few take longer.
 pub(crate) const PROBES: [Duration; 4] =
     [Duration::from_millis(1), Duration::from_millis(5), Duration::from_millis(25), Duration::from_millis(125)];
 
-/// How soon there may be something.
+/// How soon there may be something to claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
-    /// It is there: look now.
+    /// It is committed: claim now.
     Now,
-    /// It is written but its commit cannot be seen: look now and a few times more within the next moments.
+    /// It is written but its commit cannot be seen: claim now and a few times more within the next moments.
     Soon,
 }
 
@@ -33,7 +33,7 @@ const NOW: u8 = 1;
 const SOON: u8 = 2;
 
 impl Wakeup {
-    /// There may be something now.
+    /// For a write that is committed.
     pub fn wake(&self) {
         self.signal(NOW);
     }
@@ -48,7 +48,7 @@ impl Wakeup {
         self.0.notify.notify_one();
     }
 
-    /// Waits for a signal given since the last call; several are one.
+    /// Waits for a signal given since the last call. Several signals count as one.
     pub async fn signalled(&self) -> Signal {
         loop {
             match self.0.pending.swap(0, Ordering::AcqRel) {

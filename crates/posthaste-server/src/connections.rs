@@ -19,18 +19,18 @@ const LAST_REQUESTS: Duration = Duration::from_secs(10);
 /// How long to wait when the system has no more room for connections.
 const NO_ROOM: Duration = Duration::from_secs(1);
 
-/// How much the server bears from its clients.
+/// The limits for the clients of the server.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientLimits {
     /// How long a client may take for the head of a request, and how long a connection may stay idle before it.
     pub header_timeout: Duration,
-    /// How long a client may take for the body of a request, and how long it may read nothing of an answer.
+    /// How long a client may take for the body of a request, and how long it may read nothing of a response.
     pub body_timeout: Duration,
     /// How many connections are open at once. Others wait in the system's queue.
     pub max_connections: usize,
 }
 
-/// Answers requests until `stop`, then finishes those that are under way.
+/// Serves requests until `stop`, then finishes those that are running.
 pub(crate) async fn serve(listener: TcpListener, router: Router, limits: ClientLimits, stop: CancellationToken) {
     let free = Arc::new(Semaphore::new(limits.max_connections.max(1)));
     let mut connections = JoinSet::new();
@@ -42,7 +42,7 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, limits: ClientL
                 answering.await;
                 drop(permit);
             });
-            // Forgets those that have ended.
+            // Removes connections that have ended.
             while connections.try_join_next().is_some() {}
         }
     };
@@ -54,7 +54,7 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, limits: ClientL
     drop(listener);
     let finishing = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(LAST_REQUESTS, finishing).await.is_err() {
-        tracing::warn!("requests are still under way and are cut off");
+        tracing::warn!("cutting off requests that are still running");
     }
 }
 
@@ -62,10 +62,10 @@ async fn accept(listener: &TcpListener) -> TcpStream {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => return stream,
-            // The client went away while it waited: there will be others.
+            // The client went away while it waited, which does not affect others.
             Err(error) if is_of_one_client(&error) => {}
             Err(error) => {
-                tracing::error!(%error, "no connection can be accepted");
+                tracing::error!(%error, "failed to accept connections; trying again");
                 tokio::time::sleep(NO_ROOM).await;
             }
         }
@@ -78,13 +78,13 @@ fn is_of_one_client(error: &io::Error) -> bool {
 }
 
 async fn answer(stream: TcpStream, router: Router, limits: ClientLimits, stop: CancellationToken) {
-    // An answer is one small write; waiting for more to send would only delay it.
+    // A response is one small write; waiting for more to send would only delay it.
     if let Err(error) = stream.set_nodelay(true) {
-        tracing::debug!(%error, "a connection keeps its delay");
+        tracing::debug!(%error, "failed to set TCP_NODELAY on a connection");
     }
     let stream = TokioIo::new(WriteTimeout::new(stream, limits.body_timeout));
     let mut http = http1::Builder::new();
-    // Without a timer, hyper knows no timeout.
+    // Without a timer, hyper applies no timeout.
     http.timer(TokioTimer::new()).header_read_timeout(limits.header_timeout);
     let mut connection = pin!(http.serve_connection(stream, TowerToHyperService::new(router)));
     let ended = tokio::select! {

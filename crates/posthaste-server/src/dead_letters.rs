@@ -127,7 +127,7 @@ impl Input for ReplayParams {
     }
 }
 
-/// 202 at once, or with `wait` 200 and what became of each.
+/// 202 at once, or with `wait` 200 and the result for each dead letter.
 pub(crate) async fn replay(
     State(app): State<App>,
     Params(wait): Params<ReplayParams>,

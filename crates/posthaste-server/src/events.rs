@@ -14,7 +14,7 @@ use crate::extract::{JsonText, Params, Segment};
 use crate::problem::{Answer, Code};
 use crate::router::App;
 
-/// One event: 202 when it is committed now, 200 when it was before.
+/// Publishes one event: 202 if it is committed now, 200 if it was committed before.
 pub(crate) async fn publish(
     State(app): State<App>,
     headers: HeaderMap,
@@ -32,7 +32,7 @@ pub(crate) async fn publish(
     Ok((status, axum::Json(PublishOut { event_id })).into_response())
 }
 
-/// The key becomes the event's id, where the event has none: whoever repeats the request stores nothing twice. A key that
+/// The key becomes the event's id if the event has none, so that a repeated request stores nothing twice. A key that
 /// cannot be used is refused, because without it the repeated request would store a second event.
 fn add_idempotency_key(event: &mut EventIn, headers: &HeaderMap) -> Vec<FieldError> {
     const NAME: &str = "Idempotency-Key";
@@ -66,7 +66,7 @@ impl Input for BatchParams {
     }
 }
 
-/// Up to 1,000 events: 202 with one result each, or with `atomic` all or nothing.
+/// Publishes up to 1,000 events: 202 with one result each, or with `atomic` all or nothing.
 pub(crate) async fn publish_batch(
     State(app): State<App>,
     Params(params): Params<BatchParams>,
@@ -159,7 +159,7 @@ fn refused(answer: Answer) -> BatchItem {
     BatchItem::Refused { status: problem.status, code: problem.code, detail: problem.detail.unwrap_or(problem.title) }
 }
 
-/// Where an event is.
+/// Returns where an event is in the pipeline.
 pub(crate) async fn trace(State(app): State<App>, Segment(id): Segment) -> Result<axum::Json<EventTrace>, Answer> {
     app.hub.trace(&id).await?.map(axum::Json).ok_or_else(|| Answer::not_found("event"))
 }

@@ -36,7 +36,7 @@ impl<S: Send + Sync> FromRequest<S> for JsonText {
     }
 }
 
-/// A JSON body that keeps every rule of `T`.
+/// A JSON body that obeys every rule of `T`.
 pub(crate) struct Body<T: Input>(pub(crate) T::Checked);
 
 impl<S: Send + Sync, T: Input> FromRequest<S> for Body<T> {
@@ -57,7 +57,7 @@ fn is_json(headers: &HeaderMap) -> bool {
         || (media_type.len() > 5 && media_type[media_type.len() - 5..].eq_ignore_ascii_case("+json"))
 }
 
-/// A query string that keeps every rule of `T`.
+/// A query string that obeys every rule of `T`.
 pub(crate) struct Params<T: Input>(pub(crate) T::Checked);
 
 impl<S: Send + Sync, T: Input> FromRequestParts<S> for Params<T> {
@@ -78,7 +78,7 @@ fn read_query<T: Input>(text: &str) -> Result<T::Checked, Vec<FieldError>> {
                 query::<T>(&parts.iter().map(|(_, pair)| *pair).collect::<Vec<_>>().join("&"))
             };
             let explain = |part: &(String, &str), message: String| {
-                // The message begins with the name where the value is wrong.
+                // If the value is wrong, the message begins with the name.
                 let message = message.strip_prefix(&format!("{}: ", part.0)).unwrap_or(&message).to_owned();
                 vec![FieldError::new(part.0.chars().take(64).collect::<String>(), detail(&message))]
             };
@@ -102,7 +102,7 @@ fn name_of(pair: &str) -> String {
     pairs.and_then(|Query(mut pairs)| pairs.pop()).map(|(name, _)| name).unwrap_or_else(|| pair.to_owned())
 }
 
-/// What stands in the place of `{id}` in a path.
+/// The `{id}` of a path.
 pub(crate) struct Segment(pub(crate) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Segment {
@@ -114,7 +114,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Segment {
     }
 }
 
-/// An id in a path. What is no UUID is nothing's id.
+/// Reads an id in a path. A text that is no UUID is not found.
 pub(crate) fn id(text: &str, what: &str) -> Result<Uuid, Answer> {
     Uuid::parse_str(text).map_err(|_| {
         let shown: String = text.chars().take(64).collect();
@@ -125,7 +125,7 @@ pub(crate) fn id(text: &str, what: &str) -> Result<Uuid, Answer> {
     })
 }
 
-/// The version that an `If-Match` wants; none means any.
+/// The version that `If-Match` requires; `None` means any.
 pub(crate) fn expected_version(headers: &HeaderMap) -> Result<Option<i64>, Answer> {
     let Some(value) = headers.get(header::IF_MATCH) else {
         return Ok(None);

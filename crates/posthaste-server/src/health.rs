@@ -6,12 +6,12 @@ use serde_json::{Map, Value, json};
 
 use crate::router::App;
 
-/// The process runs.
+/// Reports that the process runs.
 pub(crate) async fn process() -> Response {
     axum::Json(json!({ "status": "ok" })).into_response()
 }
 
-/// Whether the server can do its work, part by part. 503 names the parts that cannot.
+/// Reports if the server is ready, part by part. A 503 names the parts that are not.
 pub(crate) async fn readiness(State(app): State<App>) -> Response {
     let readiness = app.hub.readiness().await;
     let part = |status: &PartStatus| match status {
@@ -27,12 +27,12 @@ pub(crate) async fn readiness(State(app): State<App>) -> Response {
 }
 
 pub(crate) async fn metrics(State(app): State<App>) -> Response {
-    // Depths are read when somebody looks; everything else is counted as it happens.
+    // Depths and lag are measured at each request; everything else is counted as it happens.
     if let Err(error) = app.hub.measure_depths().await {
-        tracing::warn!(error = error.chain(), "depths could not be measured");
+        tracing::warn!(error = error.chain(), "failed to measure depths");
     }
     if let Err(error) = app.hub.measure_lag().await {
-        tracing::warn!(error = error.chain(), "lag could not be measured");
+        tracing::warn!(error = error.chain(), "failed to measure the lag");
     }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], app.metrics.render()).into_response()
 }

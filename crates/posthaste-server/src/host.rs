@@ -7,8 +7,8 @@ use axum::response::{IntoResponse, Response};
 
 use crate::problem::{Answer, Code};
 
-/// Refuses requests that were addressed to another name: a web page elsewhere could otherwise point a name of its own at
-/// this loopback server and speak to it from a visitor's browser.
+/// Refuses requests that were addressed to another name: a web page elsewhere could otherwise point a name of its own
+/// at this loopback server and speak to it from a visitor's browser.
 pub(crate) async fn refuse_foreign(request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     let host = host.or_else(|| request.uri().host());

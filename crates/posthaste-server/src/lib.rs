@@ -1,6 +1,6 @@
-//! The HTTP surface of Posthaste: REST in front of the hub, health and metrics beside it.
+//! The HTTP interface of Posthaste: the REST API of the hub, health checks and metrics.
 //!
-//! Handlers translate and nothing else: a request becomes one call of the hub, an error becomes one problem document
+//! Handlers only translate: a request becomes one call of the hub, an error becomes one problem document
 //! ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)) with a stable code.
 
 mod connections;
@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 pub use connections::ClientLimits;
 pub use problem::Code;
 
-/// Answers requests until `stop`, then finishes those that are under way.
+/// Serves requests until `stop`, then finishes those that are running.
 pub async fn serve(
     listener: TcpListener,
     hub: Arc<Hub>,

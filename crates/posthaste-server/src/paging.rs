@@ -6,8 +6,8 @@ use uuid::Uuid;
 const MAX_SIZE: u32 = 500;
 const DEFAULT_SIZE: u32 = 50;
 
-/// Pages count from 0 and have at most 500 entries. A cursor, the id of the last entry before, names a page without its
-/// number.
+/// Pages count from 0 and have at most 500 entries. A cursor, the id of the last entry of the page before, selects a
+/// page without its number.
 pub(crate) fn page_request(
     page: Option<u32>,
     size: Option<u32>,

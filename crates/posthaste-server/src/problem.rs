@@ -4,7 +4,7 @@ use posthaste_api::{FieldError, InputError, Problem};
 use posthaste_core::{FaultKind, StoreError};
 use posthaste_hub::{ChannelError, IngestError, RegistrationError, RegistryError};
 
-/// What can go wrong with a call, in words that programs compare. `docs/errors.md` explains each.
+/// The error codes of the API, for programs to compare. `docs/errors.md` explains each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
     Malformed,
@@ -54,7 +54,7 @@ impl Code {
         Self::Stopping,
     ];
 
-    /// The word on the wire.
+    /// The code as it is sent.
     pub fn as_str(self) -> &'static str {
         self.parts().0
     }
@@ -89,7 +89,7 @@ impl Code {
     }
 }
 
-/// A problem on its way to the caller.
+/// A problem as a response.
 #[derive(Debug)]
 pub(crate) struct Answer(Box<Problem>);
 

@@ -114,7 +114,7 @@ pub(crate) async fn list_subscriptions(
     Ok(page(listed, &request, |subscription| subscription.id))
 }
 
-/// 201, or 200 when the subscriber has this subscription already: the one that is there stays as it is.
+/// 201, or 200 if the subscriber has this subscription already: the existing one stays as it is.
 pub(crate) async fn create_subscription(
     State(app): State<App>,
     Body(new): Body<SubscriptionRequest>,
@@ -157,7 +157,7 @@ fn page<T: Serialize>(listed: Listed<T>, request: &PageRequest, id: impl Fn(&T) 
     axum::Json(Page { items, page: request.page, size: request.size, total, next_cursor }).into_response()
 }
 
-/// What was asked for, with the ETag that an If-Match compares.
+/// A response with the ETag that an If-Match compares.
 fn versioned<T: Serialize>(status: StatusCode, found: Versioned<T>) -> Response {
     let mut response = (status, axum::Json(found.value)).into_response();
     if let Ok(etag) = HeaderValue::from_str(&format!("\"{}\"", found.version)) {

@@ -18,7 +18,7 @@ const MAX_BATCH_BODY: usize = 16 * 1024 * 1024;
 /// Everything else is small. A replay of 10,000 ids has 400 KB.
 const MAX_BODY: usize = 512 * 1024;
 
-/// What handlers share.
+/// The state that handlers share.
 #[derive(Clone)]
 pub(crate) struct App {
     pub(crate) hub: Arc<Hub>,
@@ -44,7 +44,7 @@ pub(crate) fn router(hub: Arc<Hub>, metrics: PrometheusHandle, limits: ClientLim
         .route("/api/dlt-messages", get(dead_letters::list))
         .route("/api/dlt-messages/{id}", get(dead_letters::get))
         .route("/api/replay", post(dead_letters::replay))
-        // The paths as the dead-letter service has always had them.
+        // The older paths of the dead-letter service.
         .route("/dlt-messages", get(dead_letters::list))
         .route("/dlt-messages/{id}", get(dead_letters::get))
         .route("/replay", post(dead_letters::replay))

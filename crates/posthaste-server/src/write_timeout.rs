@@ -8,12 +8,12 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-/// A connection that fails when the other side takes nothing of what is written for too long. Hyper itself would wait for
+/// A connection that fails when the client reads nothing of what is written for too long. Hyper itself would wait for
 /// such a client for ever.
 pub(crate) struct WriteTimeout {
     stream: TcpStream,
     limit: Duration,
-    /// Runs while a write waits for the other side.
+    /// Runs while a write waits for the client.
     waiting: Option<Pin<Box<Sleep>>>,
 }
 

@@ -1,9 +1,10 @@
 use sqlx::{Database, Pool, Transaction};
 
-/// Begins a transaction for whom may stop waiting for it.
+/// Begins a transaction. Cancelling this future leaks no open transaction into the service's pool.
 ///
-/// sqlx counts a transaction from the answer to its BEGIN: dropped before that, the connection would go back to the
-/// service's pool inside of one that nobody ends. A task of its own is dropped by nobody.
+/// sqlx tracks a transaction only after the server has confirmed its BEGIN. If the future were dropped before that, the
+/// connection would return to the pool inside a transaction that nothing ends. So the BEGIN runs in a task of its own,
+/// which always runs to its end.
 pub(crate) async fn begin<DB: Database>(
     pool: &Pool<DB>,
     statement: Option<&'static str>,

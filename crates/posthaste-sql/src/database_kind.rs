@@ -1,11 +1,11 @@
 use std::fmt;
 
-/// A kind of database that an outbox can lie in.
+/// A kind of database that can hold an outbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DatabaseKind {
     /// PostgreSQL.
     Postgres,
-    /// MySQL, MariaDB, and what speaks their protocol.
+    /// MySQL, MariaDB, and databases that speak their protocol.
     MySql,
     /// SQLite.
     Sqlite,
@@ -21,9 +21,9 @@ pub struct UnknownDatabase {
 }
 
 impl DatabaseKind {
-    /// What a URL says by its beginning, in any case of letters.
+    /// The kind of database that the scheme of a URL names, in upper or lower case.
     pub fn of_url(url: &str) -> Result<Self, UnknownDatabase> {
-        // Nothing behind the scheme is repeated in an error: there may be a password.
+        // An error repeats nothing after the scheme: the rest of the URL may contain a password.
         let scheme: String = url.split(':').next().unwrap_or_default().chars().take(32).collect();
         match scheme.to_ascii_lowercase().as_str() {
             "postgres" | "postgresql" => Ok(Self::Postgres),
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_tells_the_kind_by_its_beginning() {
+    fn the_scheme_of_a_url_names_the_kind_of_database() {
         for (url, kind) in [
             ("postgres://u@h/d", DatabaseKind::Postgres),
             ("PostgreSQL://h/d", DatabaseKind::Postgres),

@@ -1,11 +1,11 @@
-//! What the inbox has in common in every database.
+//! The parts of the inbox that all databases share.
 
 /// The public methods of an `Inbox`, given a driver's `record` and `delete_old`.
 macro_rules! inbox_methods {
     ($store:ty) => {
-        /// Records that this listener has processed this event, in the transaction of what it does about it. Returns true if
-        /// the event was not processed before. While another transaction is about to record the same, it waits for the end of
-        /// that one.
+        /// Records that this listener has processed this event, in the same transaction as the listener's own changes.
+        /// Returns true if the listener has not processed the event before. If another open transaction has recorded
+        /// the same event, this waits for the end of that transaction.
         pub async fn first_time(
             &self,
             transaction: &mut impl posthaste_core::outbox::InTransaction<$store>,
@@ -15,7 +15,8 @@ macro_rules! inbox_methods {
             self.record(transaction.connection(), listener, event_id).await
         }
 
-        /// Forgets at most `limit` events that are older than any duplicate that may still come. Returns how many.
+        /// Deletes at most `limit` events that were recorded longer than `older_than` ago, and returns how many. Choose
+        /// an age at which no duplicate can arrive any more.
         pub async fn purge(
             &self,
             older_than: std::time::Duration,

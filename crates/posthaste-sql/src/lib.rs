@@ -1,9 +1,10 @@
 //! Every line of SQL of Posthaste, so that a database expert has one place to read.
 //!
-//! One module per database and feature, each with the same table of contents: the outbox table as a
+//! One module per database, each behind a Cargo feature and each with the same table of contents: the outbox table as a
 //! [`Store`](posthaste_core::outbox::Store), its migrations, the inbox. SQLite also has a
-//! [`HubDatabase`](posthaste_core::hub_store::HubDatabase): the built-in log, the dead letters, the registry and the channels,
-//! behind one grouping writer. What the databases have in common, and no SQL, is in the modules beside them.
+//! [`HubDatabase`](posthaste_core::hub_store::HubDatabase): one writer that groups statements into commits, the built-in log,
+//! the dead letters, the registry and the channels. The modules beside them hold the code that all databases share. They
+//! contain no SQL.
 
 #![warn(missing_docs)]
 

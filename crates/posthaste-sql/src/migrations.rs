@@ -6,7 +6,7 @@ use sqlx::AssertSqlSafe;
 use sqlx::SqlSafeStr;
 use sqlx::migrate::{MigrateError, Migration, MigrationType, Migrator};
 
-/// The name of a migration, its way up and its way down.
+/// The name of a migration, its `up` text and its `down` text.
 pub(crate) type Numbered = (&'static str, &'static str, &'static str);
 
 /// The migration of this name from the folder of this database and set.
@@ -39,30 +39,30 @@ macro_rules! migration {
 }
 pub(crate) use migration;
 
-/// One migration, to be read by a person or run by another tool. Both ways also write the history, so that a process that
-/// starts later finds what was run and need not be allowed to run anything.
+/// One migration as SQL text, for a person to read or for another tool to run. Both directions also update the
+/// migration history. So a process that starts later finds the table up to date, and needs no right to create tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MigrationText {
-    /// Its number and what it is about.
+    /// Its number and subject, such as `0001_outbox`.
     pub name: &'static str,
-    /// The way there.
+    /// The SQL that applies it.
     pub up: String,
-    /// The way back.
+    /// The SQL that reverts it.
     pub down: String,
 }
 
 /// The migrations of one database. In their text, `{table}` stands for the name of the outbox or inbox table.
 pub(crate) struct Dialect {
     pub(crate) outbox: &'static [Numbered],
-    /// What ordered mode needs besides.
+    /// The additional migrations of ordered mode.
     pub(crate) ordered: &'static [Numbered],
     pub(crate) inbox: &'static [Numbered],
     /// Fills in the name of a table.
     pub(crate) fill: fn(&str, &TableName) -> String,
-    /// The types of a time with its default and of bytes, as sqlx makes its history table.
+    /// The column types of a time (with its default) and of bytes, as sqlx creates its history table.
     pub(crate) time: &'static str,
     pub(crate) bytes: &'static str,
-    /// Before and after the digits of bytes in hexadecimal.
+    /// The parts of a literal of bytes before and after its hexadecimal digits.
     pub(crate) hex: (&'static str, &'static str),
 }
 
@@ -103,14 +103,14 @@ impl Dialect {
         numbered.iter().map(text).collect()
     }
 
-    /// Records a migration as sqlx does when it runs one.
+    /// The SQL that adds a migration to the history, as sqlx does when it runs one.
     fn record(&self, history: &str, migration: &Migration) -> String {
         let Self { time, bytes, hex: (before, after), .. } = self;
         let (version, description) = (migration.version, &migration.description);
         let checksum: String = migration.checksum.iter().map(|byte| format!("{byte:02x}")).collect();
         format!(
             "
--- The history, by which a process finds at its start that there is nothing left to run.
+-- The migration history. A process reads it when it starts, and finds that no migration is left to run.
 CREATE TABLE IF NOT EXISTS {history} (
     version        BIGINT PRIMARY KEY,
     description    TEXT NOT NULL,
@@ -134,13 +134,13 @@ fn ordered_history(table: &TableName) -> String {
     format!("{table}_ordered")
 }
 
-/// The number in the name of a migration, and what it is about.
+/// The number and the description in the name of a migration.
 fn version_of(name: &'static str) -> (i64, &'static str) {
     let (version, description) = name.split_once('_').unwrap_or((name, ""));
     (version.parse().unwrap_or(0), description)
 }
 
-/// A history table of our own: the service whose database this is may keep its migrations with sqlx, too.
+/// The history table is our own, because the service may keep its own migrations in the same database with sqlx.
 pub(crate) fn migrator(numbered: &[Numbered], history: String, fill: impl Fn(&str) -> String) -> Migrator {
     let mut migrations = Vec::new();
     for (name, up, down) in numbered {
@@ -159,8 +159,8 @@ pub(crate) fn newest(migrator: &Migrator) -> i64 {
     migrator.iter().map(|migration| migration.version).max().unwrap_or(0)
 }
 
-/// Runs the migrations of an outbox table where `found`, the newest that was made, is not the newest there is: who finds
-/// the table up to date need not be allowed to create one.
+/// Runs the migrations of a table unless `found`, the newest one that was applied, is the newest one that exists. So a
+/// database user without the right to create tables can open a table that is up to date.
 pub(crate) async fn bring_up(
     migrator: &Migrator,
     table: &TableName,

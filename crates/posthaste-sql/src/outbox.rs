@@ -1,4 +1,4 @@
-//! What the outbox has in common in every database, and no SQL.
+//! The parts of the outbox that all databases share. They contain no SQL.
 
 use std::sync::Arc;
 
@@ -14,15 +14,15 @@ pub(crate) use self::headers::{read_headers, write_headers};
 mod event_row;
 mod headers;
 
-/// How many events one statement inserts, and how many bytes of payload, unless a single event is larger.
+/// One statement inserts at most this many events and this many bytes of payload, unless a single event is larger.
 const CHUNK: usize = 500;
 const CHUNK_BYTES: usize = 8 << 20;
 
-/// In microseconds, how soon a lease is looked at again that seems to have ended: another transaction may have locked its
-/// row.
+/// In microseconds: the shortest wait before a claim looks again at a row whose lease has ended but that it could not
+/// claim. Another transaction may have locked the row.
 pub(crate) const SOONEST_TAKEOVER: i64 = 100_000;
 
-/// Parts of a size that one statement can carry.
+/// Splits events into parts that fit into one statement.
 pub(crate) fn chunks<'a, 'e>(mut events: &'a [&'e Event]) -> impl Iterator<Item = &'a [&'e Event]> {
     std::iter::from_fn(move || {
         let mut bytes = 0;
@@ -39,7 +39,7 @@ pub(crate) fn chunks<'a, 'e>(mut events: &'a [&'e Event]) -> impl Iterator<Item 
 
 /// The ordering key of an aggregate; `None` where there is no aggregate id. Two aggregates never have the same key.
 pub(crate) fn key_of(aggregate_type: &str, aggregate_id: Option<&str>) -> Option<Arc<str>> {
-    // The length tells where the type ends, whatever characters there are.
+    // The length marks where the type ends, whatever characters it contains.
     aggregate_id.map(|id| format!("{}:{aggregate_type}:{id}", aggregate_type.len()).into())
 }
 
@@ -48,7 +48,7 @@ pub(crate) fn limit(rows: usize) -> i64 {
     i64::try_from(rows).unwrap_or(i64::MAX)
 }
 
-/// The nearest time from `earliest` to the end of the year 9999: no database here keeps a later time.
+/// `at`, clamped to the range from `earliest` to the end of the year 9999: none of our databases stores a later time.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) fn storable(at: DateTime<Utc>, earliest: DateTime<Utc>) -> DateTime<Utc> {
     const LAST_MICROS: i64 = 253_402_300_799_999_999;

@@ -6,18 +6,19 @@ use sqlx::{Database, Execute, Executor, Pool};
 use tokio::sync::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-/// A connection that was not used for longer than this is not trusted: a firewall may have orphaned it without a word.
+/// A connection that was idle for longer than this is not used again: a firewall may have dropped it without notice.
 const LONGEST_IDLE: Duration = Duration::from_secs(60);
 
-/// A connection of the outbox's own, beside the service's pool, for one kind of statement.
+/// A connection that the outbox owns, outside the service's pool, for one kind of statement.
 ///
-/// The service cannot use it up: a service that holds every connection of its pool must not keep the outbox from renewing
-/// its leases. A statement that fails or is cut off closes the connection, and the next one opens another: no state of a
-/// broken one survives, and a connection that hangs holds up nobody.
+/// The service cannot exhaust it: a service that uses every connection of its pool must not keep the outbox from
+/// renewing its leases. A statement that fails or is cancelled closes the connection, and the next statement opens a
+/// new one. So no state of a broken connection survives, and a connection that hangs delays nothing once its statement
+/// is cancelled.
 ///
 /// A connection belongs to the runtime that opened it, so a session is used from one runtime only.
 pub(crate) struct Session<DB: Database> {
-    /// Opens connections as the service's pool does, with its options and its hooks, and keeps none.
+    /// Opens connections with the options and hooks of the service's pool, and keeps none.
     connector: Pool<DB>,
     idle: Mutex<Option<Idle<DB>>>,
 }
@@ -42,7 +43,8 @@ impl<DB: Database> Session<DB> {
         for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
     {
         let mut slot = self.idle.lock().await;
-        // What has been idle may have been closed by the server. Nothing has happened yet, so a new one may try again.
+        // The server may have closed an idle connection. No statement has run yet, so it is safe to try again on a new
+        // one.
         if let Some(idle) = slot.take().filter(|idle| idle.since.elapsed() < LONGEST_IDLE) {
             let mut connection = idle.connection;
             if (&mut connection).execute(sqlx::raw_sql(statement)).await.is_ok() {
@@ -54,8 +56,8 @@ impl<DB: Database> Session<DB> {
         Ok(Work { slot, connection: Some(connection) })
     }
 
-    /// Runs something outside of a transaction: one message, which the server carries out by itself, however long this
-    /// process takes to read the answer.
+    /// Runs a statement outside of a transaction. It is one message: the server completes it, however long this process
+    /// takes to read the result.
     pub(crate) async fn fetch<'q, E>(&self, statement: E) -> Result<Vec<DB::Row>, sqlx::Error>
     where
         E: Execute<'q, DB> + 'q,
@@ -72,19 +74,19 @@ impl<DB: Database> Session<DB> {
     }
 }
 
-/// A transaction on a session. Dropped without a commit it is rolled back: its connection is closed.
+/// A transaction on a session. Dropping it without a commit closes its connection, which rolls it back.
 pub(crate) struct Work<'s, DB: Database> {
     slot: MutexGuard<'s, Option<Idle<DB>>>,
-    /// `None` once it is ended.
+    /// `None` once it has ended.
     connection: Option<DB::Connection>,
 }
 
-/// Why a transaction of a session failed: what is to be said of it depends on whether its COMMIT was under way.
+/// Why a transaction of a session failed. The two cases differ in what is known about its outcome.
 #[derive(Debug)]
 pub(crate) enum Failed {
-    /// Before that: nothing has happened.
+    /// A statement before the COMMIT failed: nothing was committed.
     Statement(sqlx::Error),
-    /// Nobody knows whether it committed.
+    /// The COMMIT failed: the transaction may have committed.
     Commit(sqlx::Error),
 }
 
@@ -95,7 +97,7 @@ impl From<sqlx::Error> for Failed {
 }
 
 impl<DB: Database> Work<'_, DB> {
-    /// Makes it permanent.
+    /// Commits, and keeps the connection for the next statement.
     pub(crate) async fn commit(mut self) -> Result<(), Failed>
     where
         for<'c> &'c mut DB::Connection: Executor<'c, Database = DB>,
@@ -114,7 +116,7 @@ impl<DB: Database> Deref for Work<'_, DB> {
     fn deref(&self) -> &DB::Connection {
         match &self.connection {
             Some(connection) => connection,
-            None => unreachable!("only a commit takes it, and it takes all"),
+            None => unreachable!("only a commit takes the connection, and it consumes the transaction"),
         }
     }
 }
@@ -123,7 +125,7 @@ impl<DB: Database> DerefMut for Work<'_, DB> {
     fn deref_mut(&mut self) -> &mut DB::Connection {
         match &mut self.connection {
             Some(connection) => connection,
-            None => unreachable!("only a commit takes it, and it takes all"),
+            None => unreachable!("only a commit takes the connection, and it consumes the transaction"),
         }
     }
 }

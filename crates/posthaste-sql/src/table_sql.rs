@@ -1,7 +1,7 @@
 use posthaste_core::outbox::TableName;
 
-/// Fills the name of a table into a statement. Where `{table}` stands alone the name is quoted, so that a word that SQL
-/// reserves (`order`, `user`) is a name all the same. `{table}_owner`, the name of an index and the like are no words of SQL.
+/// Fills the name of a table into a statement. `{table}` on its own is quoted, so that a reserved word of SQL (`order`,
+/// `user`) works as a name. Names such as `{table}_owner` are not quoted, because they are never reserved words.
 pub(crate) fn fill_table(template: &str, table: &TableName, quote: char) -> String {
     let (name, beginning) = (format!("{quote}{table}{quote}"), format!("{table}_"));
     template.replace("{table}_", &beginning).replace("{table}", &name)

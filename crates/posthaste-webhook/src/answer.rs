@@ -8,13 +8,13 @@ use crate::redact::Secrets;
 use crate::request::Request;
 use crate::retry_after;
 
-/// How much of a refusal's body is looked at, so that secrets can be taken out before it is cut.
+/// How much of the body of a refusal is kept, so that secrets can be removed before it is cut.
 pub(crate) const MAX_KEPT_BODY: usize = 16 * 1_024;
 
 /// How much of a refusal's body an operator sees, in bytes.
 const MAX_CAUSE: usize = 1_024;
 
-/// The head of a subscriber's answer: all that decides about the delivery.
+/// The head of a subscriber's response, which decides about the delivery.
 #[derive(Clone, Copy)]
 pub(crate) struct Answer {
     status: StatusCode,
@@ -34,7 +34,7 @@ impl Answer {
         self.status.is_success()
     }
 
-    /// What the answer means; `body` is its start, as far as it arrived.
+    /// The outcome of the delivery; `body` is the start of the response body, as far as it arrived.
     pub(crate) fn outcome(self, body: &[u8], request: &Request) -> Outcome {
         if self.is_delivery() {
             return Outcome::Delivered;
@@ -57,10 +57,10 @@ impl Answer {
     }
 }
 
-/// The start of a body as text for a person, if it says anything.
+/// The start of a body as readable text; `None` if nothing is readable.
 fn cause(body: &[u8], secrets: &Secrets) -> Option<String> {
     let text = String::from_utf8_lossy(body);
-    // Line breaks separate words, other control characters nothing.
+    // Line breaks become spaces; other control characters are removed.
     let visible: String = text
         .chars()
         .map(|character| if matches!(character, '\n' | '\r' | '\t') { ' ' } else { character })

@@ -4,10 +4,10 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use hyper::header::HeaderValue;
 
-/// How a request proves who sends it. Debug output shows the kind, never a secret.
+/// How a request authenticates its sender. Debug output shows the kind, never a secret.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum Auth {
-    /// Not at all.
+    /// No authentication.
     #[default]
     None,
     /// `Authorization: Basic`, as RFC 7617 writes it in UTF-8.
@@ -17,7 +17,7 @@ pub enum Auth {
         /// May be empty.
         password: String,
     },
-    /// `Authorization: Bearer` with a token that was agreed on beforehand.
+    /// `Authorization: Bearer` with a shared token.
     Bearer {
         /// Sent as it is.
         token: String,
@@ -34,7 +34,7 @@ pub enum AuthError {
     /// RFC 7617 refuses control characters in both parts.
     #[error("the {0} contains a control character")]
     ControlCharacter(&'static str),
-    /// A bearer token that says nothing.
+    /// A bearer token without characters.
     #[error("the token is empty")]
     EmptyToken,
     /// A bearer token that is not visible ASCII.
@@ -43,7 +43,7 @@ pub enum AuthError {
 }
 
 impl Auth {
-    /// Says at save time what would make every request unbuildable.
+    /// Checks the credentials when they are saved: bad ones would make every request unbuildable.
     pub fn check(&self) -> Result<(), AuthError> {
         match self {
             Self::None => Ok(()),
@@ -74,7 +74,7 @@ impl Auth {
         Ok(Some(value))
     }
 
-    /// Every text that would give the credentials away.
+    /// Every text that would reveal the credentials.
     pub(crate) fn secrets(&self) -> Vec<String> {
         match self {
             Self::None => Vec::new(),

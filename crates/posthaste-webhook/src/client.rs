@@ -32,13 +32,13 @@ pub struct Client {
     connect_timeout: Duration,
 }
 
-/// What all requests of a [`Client`] have in common.
+/// The options for all requests of a [`Client`].
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// How long a TCP connection may take to come up; the request's own timeout holds as well.
+    /// How long a TCP connection may take to open; the request's own timeout applies as well.
     pub connect_timeout: Duration,
     /// How long an unused connection is kept. Shorter than the five seconds after which common servers hang up, so
-    /// that a request seldom meets a connection that is being closed.
+    /// that a request seldom uses a connection that is being closed.
     pub pool_idle_timeout: Duration,
     /// How many unused connections are kept for each host.
     pub pool_max_idle_per_host: usize,
@@ -61,7 +61,8 @@ impl Default for ClientOptions {
 }
 
 impl Client {
-    /// Makes a client. A system without certificate authorities is warned about and can still call `http` endpoints.
+    /// Makes a client. On a system without certificate authorities it logs a warning and can still call `http`
+    /// endpoints.
     pub fn new(options: ClientOptions) -> Self {
         let mut tcp = HttpConnector::new_with_resolver(Resolver::new());
         tcp.enforce_http(false);
@@ -83,10 +84,10 @@ impl Client {
         Self { http, user_agent: options.user_agent, connect_timeout: options.connect_timeout }
     }
 
-    /// Sends one request, once, and says what became of it.
+    /// Sends one request, once, and returns its outcome.
     ///
-    /// Only a complete answer with a 2xx status is a delivery. A body that hangs or breaks does not change what any
-    /// other status said already.
+    /// Only a complete response with a 2xx status is a delivery. With any other status, a body that hangs or breaks
+    /// does not change the outcome.
     pub async fn post(&self, request: Request) -> Outcome {
         let http_request = match request.to_http(&self.user_agent) {
             Ok(http_request) => http_request,
@@ -120,7 +121,7 @@ impl std::fmt::Debug for Client {
 
 /// Reads a body to its end or its limit and returns the first `kept` bytes of it.
 ///
-/// Only a connection whose answer was read to the end can be used again; past the limit, dropping the body closes it.
+/// Only a connection whose response was read to the end can be used again; past the limit, dropping the body closes it.
 async fn read_body(mut body: Incoming, kept: usize) -> Result<Vec<u8>, hyper::Error> {
     let mut start = Vec::new();
     let mut length = 0;

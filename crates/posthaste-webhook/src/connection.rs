@@ -13,19 +13,19 @@ use tower_service::Service;
 use crate::endpoint::Endpoint;
 use crate::request::Request;
 
-/// An exchange that ended without a complete answer.
+/// An exchange that ended without a complete response.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExchangeError {
-    /// Before the head of the answer was there.
+    /// Before the head of the response arrived.
     #[error(transparent)]
     Request(#[from] legacy::Error),
-    /// While its body was read.
+    /// While the body was read.
     #[error(transparent)]
     Body(#[from] hyper::Error),
 }
 
 impl ExchangeError {
-    /// The failure that an operator reads, with the status that the seed's error map gives it.
+    /// The failure that an operator reads, with a status that stands for its cause.
     pub(crate) fn failure(&self, endpoint: &Endpoint, connect_timeout: Duration) -> Failure {
         let peer = endpoint.authority();
         let is_connect = matches!(self, Self::Request(error) if error.is_connect());
@@ -61,8 +61,8 @@ impl ExchangeError {
         }
     }
 
-    /// The connector reports what goes wrong below TLS as its own type, and what goes wrong in the handshake, such as
-    /// a peer that hangs up, as a plain I/O error.
+    /// The connector reports an error below TLS as its own type, and an error of the handshake, such as a peer that
+    /// closes the connection, as a plain I/O error.
     fn is_broken_handshake(&self) -> bool {
         let Self::Request(error) = self else { return false };
         error.is_connect() && error.source().is_some_and(|cause| cause.is::<io::Error>())
@@ -76,7 +76,7 @@ impl ExchangeError {
         self.causes().any(|cause| cause.is::<E>())
     }
 
-    /// The innermost cause, where it says more than the failure's own message.
+    /// The innermost cause.
     fn root(&self) -> Option<String> {
         self.causes().last().map(|cause| cause.to_string())
     }
@@ -86,7 +86,7 @@ impl ExchangeError {
             Self::Request(error) => error,
             Self::Body(error) => error,
         };
-        // The source of an I/O error is the source of what it wraps; the wrapped error itself is only to be had here.
+        // `source` of an I/O error skips the wrapped error; only `get_ref` returns it.
         std::iter::successors(Some(first), |&cause| match cause.downcast_ref::<io::Error>() {
             Some(error) => error.get_ref().map(|inner| inner as &(dyn Error + 'static)),
             None => cause.source(),
@@ -94,7 +94,7 @@ impl ExchangeError {
     }
 }
 
-/// The failure of a request whose time is up.
+/// The failure of a request that timed out.
 pub(crate) fn timed_out(request: &Request, head_arrived: bool) -> Failure {
     let (peer, timeout) = (request.endpoint.authority(), request.timeout);
     Failure::transient(
@@ -106,11 +106,11 @@ pub(crate) fn timed_out(request: &Request, head_arrived: bool) -> Failure {
     )
 }
 
-/// The operating system's resolver, with errors that can be told from those of the connection.
+/// The operating system's resolver, with errors that can be distinguished from those of the connection.
 #[derive(Clone)]
 pub(crate) struct Resolver(GaiResolver);
 
-/// A host name has no address, or nobody could be asked.
+/// A host name has no address, or the resolver failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct ResolveError(io::Error);

@@ -6,7 +6,7 @@ use url::Url;
 /// The longest address of an endpoint, in characters.
 pub const MAX_ENDPOINT: usize = 2_048;
 
-/// Where a subscriber listens: an absolute `http` or `https` address. Cheap to clone.
+/// The address of a subscriber: an absolute `http` or `https` URL. Cheap to clone.
 ///
 /// Query strings often carry tokens, so the text forms show the names in it but not the values.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -14,14 +14,14 @@ pub struct Endpoint {
     uri: Uri,
 }
 
-/// Why a text is not the address of an endpoint. No message repeats the address, which may hold secrets.
+/// Why a text is not the address of an endpoint. No message repeats the address, which may contain secrets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EndpointError {
     /// More than [`MAX_ENDPOINT`] characters.
     #[error("the address has {0} characters, more than {MAX_ENDPOINT}")]
     TooLong(usize),
-    /// Characters that URL parsers drop in silence, so that what is called would differ from what was written.
+    /// Characters that URL parsers silently drop: the called address would differ from the written one.
     #[error("the address contains a space or a control character: write it percent-encoded, such as %20")]
     Whitespace,
     /// No `scheme://` in front.
@@ -57,8 +57,8 @@ impl Endpoint {
         if text.chars().any(|character| character.is_whitespace() || character.is_control()) {
             return Err(EndpointError::Whitespace);
         }
-        // The URL standard forgives much: "https:host", "https:////host" and "https:\\host" all name a host. What is
-        // called must be what a reader of the address would expect, so the plain form is asked for first.
+        // The URL standard is lenient: "https:host", "https:////host" and "https:\\host" all name a host. The called
+        // host must be the one that a reader of the address expects, so only the plain form is accepted.
         let (scheme, rest) = text.split_once("://").ok_or(EndpointError::NotAbsolute)?;
         if !scheme.eq_ignore_ascii_case("http") && !scheme.eq_ignore_ascii_case("https") {
             return Err(EndpointError::Scheme(scheme.chars().take(32).collect()));
@@ -83,7 +83,7 @@ impl Endpoint {
         &self.uri
     }
 
-    /// Host and, where it is not the scheme's own, port: what the endpoint is called in messages.
+    /// The host and, if it is not the default of the scheme, the port. Messages name the endpoint with it.
     pub fn authority(&self) -> &str {
         self.uri.authority().map_or("", |authority| authority.as_str())
     }
@@ -93,7 +93,7 @@ impl Endpoint {
         self.uri.host().unwrap_or_default()
     }
 
-    /// Whether requests are encrypted.
+    /// True if requests are encrypted.
     pub fn is_https(&self) -> bool {
         self.uri.scheme_str() == Some("https")
     }
@@ -108,7 +108,7 @@ impl fmt::Display for Endpoint {
             f.write_str(if index == 0 { "?" } else { "&" })?;
             match pair.split_once('=') {
                 Some((name, _)) => write!(f, "{name}=***")?,
-                // A query without names is all value.
+                // A pair without a name is all value.
                 None => f.write_str("***")?,
             }
         }
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn plain_addresses_are_taken() {
+    fn plain_addresses_are_accepted() {
         for text in [
             "http://localhost:9000/hook",
             "https://example.com/",
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_is_refused_by_name() {
+    fn each_kind_of_bad_address_has_its_own_error() {
         let refused = |text: &str| Endpoint::parse(text).unwrap_err();
         assert_eq!(refused(""), EndpointError::NotAbsolute);
         assert_eq!(refused("localhost:9000/hook"), EndpointError::NotAbsolute);

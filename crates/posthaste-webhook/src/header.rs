@@ -6,7 +6,7 @@ pub const MAX_CUSTOM_HEADERS: usize = 32;
 /// The largest sum of names and values, in bytes: common servers refuse request heads of more than 8 KiB.
 const MAX_CUSTOM_HEADERS_SIZE: usize = 6 * 1_024;
 
-/// Headers that say where a message begins, ends and goes. Whoever sets them can smuggle a second request.
+/// Headers that frame and route a message. A subscription that sets them could smuggle a second request.
 const FRAMING: [&str; 13] = [
     "connection",
     "content-length",
@@ -26,7 +26,7 @@ const FRAMING: [&str; 13] = [
 /// Headers that the request has fields for.
 const FIELDS: [&str; 2] = ["authorization", "content-type"];
 
-/// Headers whose value subscribers rely on Posthaste for.
+/// Headers that only Posthaste may set, because subscribers rely on their values.
 const OURS: [&str; 2] = ["traceparent", "user-agent"];
 const OUR_PREFIXES: [&str; 2] = ["posthaste-", "webhook-"];
 
@@ -51,7 +51,7 @@ pub enum HeaderError {
     TooLarge(usize),
 }
 
-/// Whether a subscription may add these headers to its requests; asked when it is saved.
+/// Checks the headers that a subscription adds to its requests, when it is saved.
 pub fn check_custom_headers<N, V>(headers: impl IntoIterator<Item = (N, V)>) -> Result<(), HeaderError>
 where
     N: AsRef<str>,
@@ -88,12 +88,12 @@ pub(crate) fn parse(name: &str, value: &str) -> Result<(HeaderName, HeaderValue)
     if FIELDS.contains(&parsed.as_str()) {
         return Err(HeaderError::Reserved(shown(), "it follows from the event and from auth"));
     }
-    // Lets UTF-8 through, which most servers can read: a header of an event must not make its delivery impossible.
+    // Allows UTF-8, which most servers can read: a header of an event must not make its delivery impossible.
     let value = HeaderValue::from_str(value).map_err(|_| HeaderError::BadValue(shown()))?;
     Ok((parsed, value))
 }
 
-/// Whether a header was written by Posthaste, so that its value is no secret.
+/// True if Posthaste writes this header, so that its value is no secret.
 pub(crate) fn is_ours(name: &str) -> bool {
     let starts_with = |start: &&str| name.get(..start.len()).is_some_and(|head| head.eq_ignore_ascii_case(start));
     OURS.iter().any(|ours| name.eq_ignore_ascii_case(ours)) || OUR_PREFIXES.iter().any(starts_with)
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn ordinary_headers_are_taken() {
+    fn ordinary_headers_are_accepted() {
         assert_eq!(check("X-Api-Key", "abc 123"), Ok(()));
         assert_eq!(check("accept", "*/*"), Ok(()));
         assert_eq!(check("webhooks", ""), Ok(()));
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_http_and_posthaste_set_is_reserved() {
+    fn headers_that_http_and_posthaste_set_are_reserved() {
         for name in FRAMING.into_iter().chain(FIELDS).chain(OURS) {
             assert!(matches!(check(name, "x"), Err(HeaderError::Reserved(..))), "{name}");
             assert!(matches!(check(&name.to_uppercase(), "x"), Err(HeaderError::Reserved(..))), "{name}");

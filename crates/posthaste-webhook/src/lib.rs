@@ -1,11 +1,11 @@
-//! One safe, authenticated HTTP request, and what its answer means.
+//! Sends one safe, authenticated HTTP request, and interprets the response.
 //!
-//! A [`Client`] sends a [`Request`] to an [`Endpoint`] once and says what became of it as a
-//! [`posthaste_core::Outcome`]. Whether and when to try again is decided elsewhere: nothing here repeats a request
-//! whose first byte may have reached the subscriber, follows a redirect, or waits beyond the request's deadline.
+//! A [`Client`] sends a [`Request`] to an [`Endpoint`] once and returns a [`posthaste_core::Outcome`]. The caller
+//! decides if and when to try again: nothing here repeats a request whose first byte may have reached the subscriber,
+//! follows a redirect, or waits beyond the request's deadline.
 //!
-//! Failures are read by operators and kept in databases, so no text made here contains credentials or the values of an
-//! endpoint's query string, not even when the subscriber's answer echoes them.
+//! Operators read failures and databases store them, so no text made here contains credentials or the values of an
+//! endpoint's query string, not even when the subscriber's response echoes them.
 
 mod answer;
 mod auth;

@@ -1,13 +1,13 @@
 use crate::header;
 use crate::request::Request;
 
-/// What stands in for a secret.
+/// The replacement for a secret.
 const HIDDEN: &str = "***";
 
-/// Values this short say nothing and occur everywhere ("1", "true"): hiding them would only make answers unreadable.
+/// Shorter values are no secrets and occur everywhere ("1", "true"): hiding them would only make responses unreadable.
 const MIN_GUESSED_SECRET: usize = 6;
 
-/// The texts of a request that must not show up in what is kept about its answer, although subscribers may echo them.
+/// The secrets of a request. What is stored of a response must not contain them, although subscribers may echo them.
 #[derive(Default)]
 pub(crate) struct Secrets(Vec<String>);
 

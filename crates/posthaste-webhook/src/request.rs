@@ -13,21 +13,21 @@ use crate::header::{self, HeaderError};
 /// One POST. Debug output shows neither the body nor header values.
 #[derive(Clone)]
 pub struct Request {
-    /// Where it goes.
+    /// The address to call.
     pub endpoint: Endpoint,
     /// Sent byte for byte.
     pub body: Bytes,
-    /// What the body is.
+    /// The content type of the body.
     pub content_type: Cow<'static, str>,
     /// Sent beside `Content-Type`, `Authorization` and `User-Agent`, in this order.
     pub headers: Vec<(String, String)>,
-    /// Who sends it.
+    /// The credentials.
     pub auth: Auth,
-    /// How long everything may take: resolving, connecting, sending, and reading the answer to its end.
+    /// How long everything may take: resolving, connecting, sending, and reading the response to its end.
     pub timeout: Duration,
 }
 
-/// Why a request cannot be written; it will never be different.
+/// Why a request cannot be built. A retry would not change that.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RequestError {
@@ -50,7 +50,7 @@ impl Request {
         let headers = request.headers_mut();
         // Five more than the given: those inserted here and the host that hyper adds.
         headers.reserve(self.headers.len() + 5);
-        // Left to itself, hyper writes none for an empty body, and some servers answer that with 411.
+        // By default, hyper writes none for an empty body, and some servers refuse that with 411.
         headers.insert(CONTENT_LENGTH, HeaderValue::from(self.body.len()));
         headers.insert(USER_AGENT, user_agent.clone());
         let content_type = HeaderValue::from_str(&self.content_type);

@@ -5,11 +5,12 @@ const MAX_RETRY_AFTER: Duration = Duration::from_secs(3_600);
 
 /// Reads a `Retry-After` value: seconds, or a date in one of the forms of RFC 9110.
 ///
-/// A wait that is over already is none, so that the caller's own backoff holds instead of an immediate repetition.
+/// Returns `None` for a wait that is over already, so that the caller's own backoff applies instead of an immediate
+/// retry.
 pub(crate) fn parse(value: &str, now: SystemTime) -> Option<Duration> {
     let value = value.trim();
     let wait = if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
-        // More digits than a number can hold still mean "long".
+        // A number that overflows still means a long wait.
         value.parse().map_or(MAX_RETRY_AFTER, Duration::from_secs)
     } else {
         httpdate::parse_http_date(value).ok()?.duration_since(now).ok()?

@@ -1,4 +1,4 @@
-//! What each answer of a subscriber means.
+//! The outcome of each response of a subscriber.
 
 mod subscriber;
 
@@ -99,7 +99,7 @@ async fn a_long_body_is_cut_to_one_kibibyte() {
     assert_eq!(failure_of(subscriber.request()).await.cause.unwrap(), "x".repeat(1_024));
 }
 
-/// Answers with a head and then an endless body; reports how the connection ended.
+/// Responds with a head and then an endless body; reports the bytes written until the connection ended.
 async fn endless(head: &'static str, pause: Duration) -> (Subscriber, mpsc::UnboundedReceiver<usize>) {
     let (closed, after) = mpsc::unbounded_channel();
     let subscriber = Subscriber::serving(move |mut stream, _| {
@@ -156,7 +156,7 @@ async fn a_body_that_does_not_end_in_time_is_a_timeout() {
 }
 
 #[tokio::test]
-async fn a_refusal_stands_even_if_its_body_hangs_or_breaks() {
+async fn a_refusal_keeps_its_status_even_if_its_body_hangs_or_breaks() {
     let head = "HTTP/1.1 410 Gone\r\ncontent-length: 5\r\n\r\n";
     let hanging = Subscriber::answering_and_hanging(head).await;
     let failure = failure_of(Request { timeout: SHORT, ..hanging.request() }).await;
@@ -166,7 +166,7 @@ async fn a_refusal_stands_even_if_its_body_hangs_or_breaks() {
 }
 
 #[tokio::test]
-async fn an_oversized_head_is_no_answer() {
+async fn an_oversized_head_is_502() {
     let large = answer("200 OK", &format!("x: {}\r\n", "y".repeat(64 * 1_024)), b"");
     assert_eq!(failure_of(Subscriber::answering(large).await.request()).await.code, "502");
     let many = answer("200 OK", &"x: y\r\n".repeat(101), b"");
@@ -175,7 +175,7 @@ async fn an_oversized_head_is_no_answer() {
 
 #[tokio::test]
 async fn echoed_secrets_do_not_reach_the_failure() {
-    // Answers like a debugging service: with the request.
+    // Responds like a debugging service: with the request itself.
     let echo = Subscriber::serving(|mut stream, _| async move {
         let received = read_request(&mut stream).await.unwrap();
         stream.write_all(&answer("500 Oops", "", received.head.as_bytes())).await.unwrap();

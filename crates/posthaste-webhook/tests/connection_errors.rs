@@ -1,4 +1,4 @@
-//! The error map: every way in which there is no answer, and the code that it gets.
+//! The error map: every way to get no response, and the code of its failure.
 
 mod subscriber;
 
@@ -44,11 +44,11 @@ async fn a_refused_connection_is_503() {
 }
 
 #[tokio::test]
-async fn silence_is_504() {
+async fn a_subscriber_that_does_not_respond_is_504() {
     let subscriber = Subscriber::answering_and_hanging("").await;
     let failure = failure_of(Request { timeout: SHORT, ..subscriber.request() }).await;
     assert_failure(&failure, "504", &format!("no answer from {} within 150ms", subscriber.address));
-    // A handshake that nobody answers.
+    // A TLS handshake without a response.
     let mut https = request(&format!("https://{}/", subscriber.address));
     https.timeout = SHORT;
     let deaf = Subscriber::serving(|mut stream, _| async move {
@@ -59,26 +59,26 @@ async fn silence_is_504() {
 }
 
 #[tokio::test]
-async fn half_a_head_is_504_too() {
+async fn an_incomplete_head_is_504() {
     let subscriber = Subscriber::answering_and_hanging("HTTP/1.1 200 OK\r\ncontent-le").await;
     let failure = failure_of(Request { timeout: SHORT, ..subscriber.request() }).await;
     assert_failure(&failure, "504", "no answer");
 }
 
 #[tokio::test]
-async fn a_listener_that_accepts_nobody_is_504() {
+async fn a_listener_that_accepts_no_connection_is_504() {
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener = socket.listen(1).unwrap();
     let address = listener.local_addr().unwrap();
-    // The kernel takes connections until its queue is full and then answers no more.
+    // The kernel accepts connections until its queue is full, and then it no longer responds.
     let mut queued = Vec::new();
     while let Ok(stream) = tokio::time::timeout(SHORT, tokio::net::TcpStream::connect(address)).await {
         queued.push(stream.unwrap());
     }
     let client = Client::new(ClientOptions { connect_timeout: SHORT, ..ClientOptions::default() });
     let Outcome::Failed(failure) = client.post(request(&format!("http://{address}/"))).await else {
-        panic!("delivered to nobody");
+        panic!("delivered without a connection");
     };
     assert_failure(&failure, "504", &format!("no connection to {address} within 150ms"));
 }
@@ -131,7 +131,7 @@ async fn tls_subscriber(name: &str) -> (Subscriber, CertificateDer<'static>) {
 }
 
 #[tokio::test]
-async fn an_unknown_authority_is_525_and_sees_no_request() {
+async fn an_unknown_authority_is_525_and_receives_no_request() {
     let (subscriber, _) = tls_subscriber("localhost").await;
     let mut request = request(&format!("https://localhost:{}/", subscriber.address.port()));
     request.auth = Auth::Bearer { token: "s3cret".into() };
@@ -156,7 +156,7 @@ async fn trusted_authorities_are_accepted_for_their_names_only() {
 }
 
 #[tokio::test]
-async fn what_is_not_an_http_answer_is_502() {
+async fn a_response_that_is_not_http_is_502() {
     for garbage in
         ["SSH-2.0-OpenSSH_9.6\r\n", "HTTP/1.1 banana\r\n\r\n", "\0\x01\x02\x03\r\n\r\n", "HTTP/9.9 200 OK\r\n\r\n"]
     {

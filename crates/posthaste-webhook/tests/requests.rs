@@ -11,7 +11,7 @@ use tokio::io::AsyncWriteExt;
 const OK: &str = "HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
 
 #[tokio::test]
-async fn the_head_says_what_was_asked_for() {
+async fn the_head_contains_the_address_and_the_headers_of_the_request() {
     let mut subscriber = Subscriber::answering(OK).await;
     let headers = [("webhook-id", "evt-1"), ("X-Team", "a"), ("x-team", "b")];
     let request = Request {
@@ -31,7 +31,7 @@ async fn the_head_says_what_was_asked_for() {
 }
 
 #[tokio::test]
-async fn credentials_are_sent_as_the_standards_write_them() {
+async fn credentials_are_sent_in_the_standard_form() {
     let mut subscriber = Subscriber::answering(OK).await;
     let client = client();
     let basic = Auth::Basic { username: "Aladdin".into(), password: "open sesame".into() };
@@ -57,7 +57,7 @@ async fn the_body_arrives_byte_for_byte() {
 }
 
 #[tokio::test]
-async fn connections_are_used_again_by_every_clone() {
+async fn all_clones_reuse_the_same_connections() {
     let subscriber = Subscriber::answering(OK).await;
     let client = client();
     for _ in 0..50 {
@@ -67,7 +67,7 @@ async fn connections_are_used_again_by_every_clone() {
 }
 
 #[tokio::test]
-async fn a_connection_closed_between_requests_costs_nothing() {
+async fn a_connection_closed_between_requests_causes_no_failure() {
     let subscriber = Subscriber::answering_once_and_closing(OK).await;
     let client = client();
     assert_eq!(client.post(subscriber.request()).await, Outcome::Delivered);
@@ -86,7 +86,7 @@ async fn a_connection_closed_between_requests_costs_nothing() {
 
 #[tokio::test]
 async fn a_request_that_arrived_is_never_sent_again() {
-    // Answers the first request of a connection and hangs up on the second after it has read it.
+    // Responds to the first request of a connection, and closes the connection after it has read the second.
     let subscriber = Subscriber::serving(|mut stream, sender| async move {
         let _ = sender.send(read_request(&mut stream).await.unwrap());
         stream.write_all(OK.as_bytes()).await.unwrap();
@@ -97,7 +97,7 @@ async fn a_request_that_arrived_is_never_sent_again() {
     .await;
     let client = client();
     assert_eq!(client.post(subscriber.request()).await, Outcome::Delivered);
-    let Outcome::Failed(failure) = client.post(subscriber.request()).await else { panic!("nobody answered") };
+    let Outcome::Failed(failure) = client.post(subscriber.request()).await else { panic!("there was no response") };
     assert_eq!(failure.code, "502");
     assert_eq!((subscriber.connections(), subscriber.unread()), (1, 2));
 }

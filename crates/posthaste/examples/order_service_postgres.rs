@@ -1,8 +1,8 @@
 //! The order service on PostgreSQL with two nodes:
 //! `cargo run -p posthaste --example order_service_postgres -- postgres://user@localhost/database`.
 //!
-//! Both nodes write and both deliver. The events of one order are delivered in their order, whichever node delivers them
-//! and however often a delivery fails; every event is delivered once as long as no node crashes.
+//! Both nodes write and both deliver. The events of one order are delivered in their order, whichever node delivers
+//! them and however often a delivery fails; every event is delivered once as long as no node crashes.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -22,7 +22,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// One process of the service. In this example two of them live in one process, each with its own connections.
+/// One process of the service. In this example two of them share one process, each with its own connections.
 async fn node(
     name: &'static str,
     url: &str,
@@ -34,22 +34,24 @@ async fn node(
         builder = builder.on_aggregate("order", step, move |event: Arc<Event>| {
             let warehouse = warehouse.clone();
             async move {
-                // Now and then the warehouse does not answer. The event is tried again; the later ones of its order wait.
+                // Now and then the warehouse does not answer. The event is tried again; the later events of its order
+                // wait.
                 if fastrand::f64() < 0.2 {
                     return Err(Failure::transient("warehouse", "no answer"));
                 }
                 let order = event.aggregate_id().unwrap_or_default().to_owned();
-                let told = warehouse.send((order, event.event_type().to_owned()));
-                told.map_err(|_| Failure::permanent("warehouse", format!("{name} has no warehouse any more")))
+                let sent = warehouse.send((order, event.event_type().to_owned()));
+                sent.map_err(|_| Failure::permanent("warehouse", format!("{name} has no warehouse any more")))
             }
         });
     }
     Ok(builder.start().await?)
 }
 
-/// Takes twenty orders through three steps, and answers with what the warehouse was told of each.
+/// Writes the events of twenty orders, three steps each, and returns the steps that the warehouse received for each
+/// order.
 pub async fn run(url: &str) -> Result<HashMap<String, Vec<String>>, Box<dyn Error>> {
-    let (warehouse, mut told) = mpsc::unbounded_channel();
+    let (warehouse, mut received) = mpsc::unbounded_channel();
     let nodes = [node("one", url, warehouse.clone()).await?, node("two", url, warehouse).await?];
     for step in ["placed", "paid", "shipped"] {
         for order in 0..20 {
@@ -62,7 +64,7 @@ pub async fn run(url: &str) -> Result<HashMap<String, Vec<String>>, Box<dyn Erro
     }
     let mut of_orders: HashMap<String, Vec<String>> = HashMap::new();
     for _ in 0..60 {
-        let (order, step) = told.recv().await.ok_or("the warehouse is told")?;
+        let (order, step) = received.recv().await.ok_or("the warehouse receives every step")?;
         of_orders.entry(order).or_default().push(step);
     }
     for outbox in nodes {

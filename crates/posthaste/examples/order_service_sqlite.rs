@@ -1,7 +1,7 @@
 //! An order service in one file, on SQLite: `cargo run -p posthaste --example order_service_sqlite`.
 //!
-//! An order and the event that tells of it are stored in one transaction. The mail is sent right after the commit, by a
-//! listener in the same process; if the process died in between, it would be sent at the next start.
+//! An order and its event are stored in one transaction. A listener in the same process sends the mail right after the
+//! commit. If the process crashed in between, the mail would be sent at the next start.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -26,14 +26,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Places two orders of three, and answers with the mails that were sent.
+/// Places two of three orders, and returns the mails that were sent.
 pub async fn run(file: &std::path::Path) -> Result<Vec<String>, Box<dyn Error>> {
     let pool = SqlitePool::connect_with(SqliteConnectOptions::new().filename(file).create_if_missing(true)).await?;
     sqlx::query("CREATE TABLE IF NOT EXISTS orders (id INTEGER PRIMARY KEY, customer TEXT NOT NULL)")
         .execute(&pool)
         .await?;
 
-    // What stands in for a mail server.
+    // Stands in for a mail server.
     let (mailer, mut mails) = mpsc::unbounded_channel();
     let outbox = Outbox::new(pool.clone())
         .retry(RetryPolicy::default())
@@ -53,7 +53,7 @@ pub async fn run(file: &std::path::Path) -> Result<Vec<String>, Box<dyn Error>> 
         outbox.write(&mut transaction, Event::json("order.placed", &order)?.aggregate("order", id)).await?;
         match in_stock {
             true => transaction.commit().await?,
-            // Neither the order nor the event has ever been.
+            // The rollback undoes both the order and its event.
             false => transaction.rollback().await?,
         }
     }

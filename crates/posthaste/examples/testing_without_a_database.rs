@@ -1,7 +1,7 @@
 //! How a service tests its events without a database: `cargo run -p posthaste --example testing_without_a_database`.
 //!
-//! The code under test is generic over the store. Production gives it the outbox of its database, a test one that lives
-//! in memory, on a clock that the test owns.
+//! The code under test is generic over the store. In production it uses the outbox of the database. In a test it uses
+//! an outbox in memory, on a clock that the test controls.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ async fn confirm<S: Store + OperatorStore>(
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // Nobody waits for a day: time jumps to the next thing that is due.
+    // The test does not wait for a day: time jumps to the next event that is due.
     tokio::time::pause();
     run().await
 }
@@ -47,7 +47,7 @@ pub async fn run() -> Result<(), Box<dyn Error>> {
         .start()
         .await?;
 
-    // A rollback leaves nothing behind, and the hook hears of it.
+    // A rollback stores nothing, and the hook is called.
     let mut transaction = outbox.begin().await?;
     confirm(&outbox, &mut transaction, 1).await?;
     transaction.rollback().await?;

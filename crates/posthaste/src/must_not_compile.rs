@@ -1,6 +1,6 @@
-//! What the types refuse, so that no error is needed for it. Each refusal stands beside what is accepted.
+//! Code that does not compile, so that no error at run time is needed. Each case begins with code that does compile.
 
-/// A write needs a transaction: the pool itself is none.
+/// A write needs a transaction: a pool or a connection is not one.
 ///
 /// ```no_run
 /// # async fn write(outbox: posthaste::Outbox<posthaste::postgres::OutboxStore>, pool: sqlx::PgPool) {
@@ -23,7 +23,7 @@
 /// ```
 fn b1_a_write_outside_of_a_transaction() {}
 
-/// An event shows its headers and does not lend them to be changed.
+/// An event gives read access to its headers only.
 ///
 /// ```
 /// let event = posthaste::Event::text("t", "{}").header("a", "1").build().unwrap();
@@ -36,7 +36,7 @@ fn b1_a_write_outside_of_a_transaction() {}
 /// ```
 fn a6_headers_cannot_be_changed() {}
 
-/// A header has a text and never nothing.
+/// A header always has a value, which may be empty.
 ///
 /// ```
 /// posthaste::Event::text("t", "{}").header("a", "");
@@ -47,7 +47,7 @@ fn a6_headers_cannot_be_changed() {}
 /// ```
 fn a7_a_header_cannot_be_nothing() {}
 
-/// A type is a text, or says itself which: a closure is none.
+/// An event type is a text, or converts into one: a closure does not.
 ///
 /// ```
 /// posthaste::Event::text("order.placed", "{}");
@@ -58,7 +58,7 @@ fn a7_a_header_cannot_be_nothing() {}
 /// ```
 fn a13_a_type_cannot_be_anonymous() {}
 
-/// A transaction ends once: its end takes it away.
+/// A transaction ends once: `commit` and `rollback` consume it.
 ///
 /// ```no_run
 /// # async fn end(transaction: posthaste::Transaction<posthaste::postgres::OutboxStore>) {
@@ -81,7 +81,7 @@ fn a13_a_type_cannot_be_anonymous() {}
 /// ```
 fn c6_a_transaction_cannot_end_twice() {}
 
-/// A builder is used up by its start.
+/// Starting consumes the builder.
 ///
 /// ```no_run
 /// # async fn start(pool: sqlx::PgPool) {
@@ -99,7 +99,7 @@ fn c6_a_transaction_cannot_end_twice() {}
 /// ```
 fn j2_a_builder_cannot_start_twice() {}
 
-/// A batch of a replay is never of nothing.
+/// The batch size of a replay is never zero.
 ///
 /// ```no_run
 /// # async fn replay(outbox: posthaste::Outbox<posthaste::postgres::OutboxStore>) {

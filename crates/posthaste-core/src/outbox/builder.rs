@@ -13,7 +13,7 @@ use super::{
 use crate::trace::TraceContext;
 use crate::{Event, Outcome, RetryPolicy};
 
-/// Puts an [`Outbox`] together; begun by [`Outbox::new`], ended by [`start`](Self::start).
+/// Configures an [`Outbox`]. [`Outbox::new`] creates it, and [`start`](Self::start) starts the outbox.
 pub struct OutboxBuilder<P, S> {
     pool: P,
     store: PhantomData<fn() -> S>,
@@ -21,7 +21,7 @@ pub struct OutboxBuilder<P, S> {
     listeners: Listeners,
     hook: Option<Arc<dyn WriterHook>>,
     trace: Option<Arc<dyn TraceContext>>,
-    /// The first thing that went wrong; told at the start.
+    /// The first error, which `start` returns.
     wrong: Option<StartError>,
 }
 
@@ -29,7 +29,7 @@ pub struct OutboxBuilder<P, S> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
-    /// A setting makes no sense.
+    /// A setting has an invalid value.
     #[error(transparent)]
     Setting(#[from] BadSetting),
     /// The table cannot have this name.
@@ -38,15 +38,15 @@ pub enum StartError {
     /// A listener cannot be registered.
     #[error(transparent)]
     Listener(#[from] RegistrationError),
-    /// There is nobody to deliver to.
+    /// There is no listener to deliver to.
     #[error("no listener is registered: register one with listen, or choose the mode writer only")]
     NoListener,
-    /// There is nobody who would deliver.
+    /// There are listeners in a process that delivers nothing.
     #[error(
         "listeners and interceptors are of no use to a process that only writes: remove them, or choose another mode"
     )]
     ListenersOfAWriter,
-    /// Its table cannot be opened.
+    /// The table cannot be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
 }
@@ -64,7 +64,7 @@ impl<S: Store, P: Pool<S>> OutboxBuilder<P, S> {
         }
     }
 
-    /// All settings at once, for example from the service's config file.
+    /// Sets all settings at once, for example from the service's config file.
     #[must_use]
     pub fn settings(mut self, settings: Settings) -> Self {
         self.settings = settings;
@@ -136,7 +136,7 @@ impl<S: Store, P: Pool<S>> OutboxBuilder<P, S> {
         self
     }
 
-    /// Listeners that were registered elsewhere, in place of all that were registered here so far.
+    /// Replaces all listeners that were registered here so far by others.
     #[must_use]
     pub fn listeners(mut self, listeners: Listeners) -> Self {
         self.listeners = listeners;
@@ -200,21 +200,21 @@ impl<S: Store, P: Pool<S>> OutboxBuilder<P, S> {
         self.register(|listeners| listeners.on_aggregate(aggregate_type, event_type, listener))
     }
 
-    /// Adds something that is done around every listener.
+    /// Adds an interceptor, which runs around every listener.
     #[must_use]
     pub fn intercept(mut self, interceptor: impl Interceptor) -> Self {
         self.listeners = self.listeners.intercept(interceptor);
         self
     }
 
-    /// What is done around every write.
+    /// Sets the hook that runs around every write.
     #[must_use]
     pub fn hook(mut self, hook: impl WriterHook) -> Self {
         self.hook = Some(Arc::new(hook));
         self
     }
 
-    /// How traces are carried from where an event is written to where it is delivered.
+    /// Sets how traces are carried from the write of an event to its delivery.
     #[must_use]
     pub fn trace_context(mut self, trace: impl TraceContext) -> Self {
         self.trace = Some(Arc::new(trace));

@@ -8,22 +8,22 @@ use super::row_claims::RowClaims;
 use super::{OutboxItem, Position};
 use crate::Wakeup;
 
-/// How the claim id of a suspect ends whose delivery has started.
+/// The end of the claim id of a suspect whose delivery has started.
 pub const STARTED: &str = ":started";
 
-/// How often a drain returns to the beginning of the table.
+/// How often a scan returns to the beginning of the table.
 const RESTART_INTERVAL: Duration = Duration::from_millis(250);
 
-/// One reader of a table within this process: all event types, or one. Its sources share where they read, what they have
-/// claimed, and their wake-up.
+/// One reader of a table within this process: all event types, or one. Its sources share their scan position, their
+/// claims and their wake-up.
 pub(super) struct Cursor {
     /// `None` for all event types.
     pub(super) event_type: Option<String>,
     /// The first part of its claim ids. Unique per process start; no two cursors lease the same row.
     id: String,
     pub(super) wakeup: Wakeup,
-    /// Locked by the claim that runs. No other claim may run between the moment at which it reads what is in flight and the
-    /// moment at which it adds to that.
+    /// Locked by the running claim. No other claim may run between the moment at which it reads the rows in flight and
+    /// the moment at which it adds to them.
     pub(super) claiming: tokio::sync::Mutex<ScanPosition>,
     pub(super) claims: RowClaims,
     restart: AtomicBool,
@@ -47,14 +47,14 @@ impl Cursor {
         &self.id
     }
 
-    /// The claim id that a claim writes into the rows that it leases. It is unique per claim and not only per process: when a
-    /// row is claimed again after its lease ended, the new id fences off the old claim.
+    /// The claim id that a claim writes into the rows that it leases. It is unique per claim and not only per process:
+    /// when a row is claimed again after its lease ended, the new id fences off the old claim.
     pub(super) fn claim_id(&self, number: u64) -> String {
         format!("{}:{number}", self.id)
     }
 
-    /// The claim id that replaces the first one when a suspect is about to be delivered. Only a suspect with such a claim id
-    /// can have crashed the process that claimed it: a claim whose answer was lost has delivered nothing.
+    /// The claim id that replaces the first one when a suspect is about to be delivered. Only a suspect with such a
+    /// claim id can have crashed the process that claimed it: a claim whose result was lost has delivered nothing.
     pub(super) fn started_claim_id(&self, number: u64) -> String {
         format!("{}{STARTED}", self.claim_id(number))
     }
@@ -91,11 +91,11 @@ impl Cursor {
     }
 }
 
-/// How far a drain has read. A claim that starts there need not skip everything that this process has in flight or has just
-/// settled, whose index entries may stay for a while.
+/// How far a scan has read. A claim that starts there need not skip the rows that this process has in flight or has
+/// just settled, whose index entries may stay for a while.
 ///
-/// This is for speed only. Rows appear before this position when their transactions commit late, so it is given up when a
-/// claim returns less than it asked for, and every [`RESTART_INTERVAL`].
+/// This is for speed only. Rows appear before this position when their transactions commit late, so the scan restarts
+/// when a claim is not full, and every [`RESTART_INTERVAL`].
 pub(super) struct ScanPosition {
     /// The last row of the last claim, if that claim was full.
     pub(super) after: Option<Position>,

@@ -5,12 +5,12 @@ use crate::{BoxError, Event};
 /// Why a hook refused a write.
 pub type HookError = BoxError;
 
-/// What a service does around its own writes: enrich, refuse, count, warm a cache.
+/// Code of the service that runs around its own writes: to enrich, refuse or count events, or to warm a cache.
 ///
 /// Called in this order: `before_write`, the insert, `after_write`, and at the end of a transaction that
-/// [`begin`](super::Outbox::begin) began, `after_commit` or `after_rollback`; the end of a transaction that sqlx began
-/// cannot be seen. Each is called once for each call of `write` or `write_all`. They run where the caller runs: keep them
-/// short.
+/// [`begin`](super::Outbox::begin) began, `after_commit` or `after_rollback`; the outbox cannot see the end of a
+/// transaction that sqlx began. Each is called once for each call of `write` or `write_all`. They run in the caller's
+/// task: keep them short.
 pub trait WriterHook: Send + Sync + 'static {
     /// May replace the events; an empty list suppresses the write. An error aborts it and reaches the caller.
     fn before_write(&self, events: Vec<Event>) -> Result<Vec<Event>, HookError> {
@@ -27,8 +27,8 @@ pub trait WriterHook: Send + Sync + 'static {
         let _ = events;
     }
 
-    /// The transaction was rolled back, or nobody knows: what did commit is found by the dispatcher. A panic here is
-    /// logged and changes nothing.
+    /// The transaction was rolled back, or its outcome is unknown: if it did commit, the dispatcher finds its events. A
+    /// panic here is logged and changes nothing.
     fn after_rollback(&self, events: &[Event]) {
         let _ = events;
     }

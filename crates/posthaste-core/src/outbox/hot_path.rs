@@ -1,11 +1,11 @@
 //! The hot path: an event goes from its commit straight to the listeners of the process that wrote it.
 //!
 //! ```text
-//! begin()   HotPath::open      is there a dispatcher here, and may it deliver? One claim for all rows of the transaction
+//! begin()   HotPath::open      one claim for all rows of the transaction, if a dispatcher here may deliver them
 //! write()   permit             a place in the hot queue, or the row waits in the table like any other
-//!           insert             with the claim id: the row is pre-claimed before anybody can see it
+//!           insert             with the claim id: the row is pre-claimed before another process can see it
 //!           pre_claim          the claim is remembered, the item is kept for the commit
-//! commit()  HotPath::finish    committed: into the hot queue. Rolled back: forgotten. Unknown, or too late: released
+//! commit()  HotPath::finish    committed: queued. Rolled back: the claims are removed. Unknown, or too late: released
 //! ```
 
 use std::collections::HashSet;
@@ -25,7 +25,7 @@ pub(super) struct HotPath {
     queue: HotQueue<OutboxItem>,
     cursor: Arc<Cursor>,
     token: ClaimToken,
-    /// When the lease ends of a row that is inserted now.
+    /// The end of the lease of a row that is inserted now.
     until: Instant,
     deadline: HotDeadline,
     pre_claimed: Vec<(Claimed<OutboxItem>, HotPermit)>,
@@ -58,12 +58,12 @@ impl HotPath {
         self.queue.permit()
     }
 
-    /// What pre-claimed rows are leased with, in the modes that lease rows.
+    /// The claim id of the pre-claimed rows, in the modes that lease rows.
     pub(super) fn claim_id(&self, mode: Mode) -> Option<String> {
         mode.leases_rows().then(|| self.cursor.claim_id(self.token.number))
     }
 
-    /// A row was inserted as claimed. The claim is remembered from before the row can be seen.
+    /// Adds the claim of a row that was inserted pre-claimed, before another process can see the row.
     pub(super) fn pre_claim(&mut self, seq: i64, event: &Event, permit: HotPermit) {
         self.cursor.claims.insert(seq, self.token, self.until, None);
         let item = OutboxItem {
@@ -76,19 +76,19 @@ impl HotPath {
         self.pre_claimed.push((Claimed::new(item, 1, event.weight()), permit));
     }
 
-    /// True if the row of this event was inserted as claimed.
+    /// True if the row of this event was inserted pre-claimed.
     pub(super) fn has(&self, event_id: &str) -> bool {
         self.pre_claimed.iter().any(|(claimed, _)| claimed.item.event.id() == event_id)
     }
 
-    /// Forgets rows that the database has rolled back because of an error that the service ignored.
+    /// Removes rows that the database has rolled back because of an error that the service ignored.
     pub(super) fn keep_only(&mut self, surviving: &HashSet<i64>) {
         for (lost, _) in self.pre_claimed.extract_if(.., |(claimed, _)| !surviving.contains(&claimed.item.seq)) {
             self.cursor.claims.remove(&lost.item);
         }
     }
 
-    /// The transaction has ended.
+    /// Queues the rows of a committed transaction, removes the claims of a rolled-back one, and releases the others.
     pub(super) fn finish<S: Store>(&mut self, table: &Table<S>, end: End) {
         let pre_claimed = std::mem::take(&mut self.pre_claimed);
         if pre_claimed.is_empty() {
@@ -111,8 +111,8 @@ impl HotPath {
         release_in_background(table.clone(), self.cursor.clone(), Unreleased::Items(items));
     }
 
-    /// Writes of these events failed or were dropped half way. Their rows may be there, leased by the claim of this
-    /// transaction, and nobody knows of them.
+    /// Releases the rows of writes that failed or were dropped half way. The rows may exist, leased with the claim id
+    /// of this transaction, although this process does not know their numbers.
     pub(super) fn release_interrupted<S: Store>(&self, table: &Table<S>, ids: Vec<String>, is_committed: bool) {
         if let Some(claim_id) = self.claim_id(table.mode()) {
             let events = Unreleased::Events { claim_id, ids, is_committed };

@@ -8,7 +8,7 @@ use crate::claims::ClaimToken;
 /// A claimed event of an outbox.
 #[derive(Clone, Debug)]
 pub struct OutboxItem {
-    /// The number of its row: its place in the order of insertion.
+    /// The number of its row: its position in the order of insertion.
     pub seq: i64,
     /// When the row was inserted, by the database's clock; for a hot item, by the clock of this process.
     pub created_at: DateTime<Utc>,
@@ -27,7 +27,7 @@ impl OutboxItem {
         Self { seq: 0, created_at: Utc::now(), event: Arc::new(event), token, is_suspect: false }
     }
 
-    /// The generation of the ownership under which it was claimed; 0 where rows are leased one by one.
+    /// The generation of the ownership under which it was claimed; 0 if rows are leased one by one.
     pub fn generation(&self) -> i64 {
         self.token.generation
     }

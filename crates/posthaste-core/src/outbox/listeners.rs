@@ -18,22 +18,22 @@ use crate::{Delivery, Event, Failure, GLOBAL_AGGREGATE, Outcome, Sink, metric_na
 
 type Listener = Arc<dyn Fn(Arc<Event>) -> BoxFuture<'static, Outcome> + Send + Sync>;
 
-/// Functions of this process that events are handed to, one per aggregate type and event type.
+/// Functions of this process that receive events, one per aggregate type and event type.
 #[derive(Clone, Default)]
 pub struct Listeners {
     by_key: HashMap<(String, String), Listener>,
     interceptors: Vec<Arc<dyn Interceptor>>,
 }
 
-/// What is done around every listener: audit, logging, a tenant's context.
+/// Code that runs around every listener: audit, logging, a tenant's context.
 #[async_trait]
 pub trait Interceptor: Send + Sync + 'static {
     /// Called before the listener, in the order of registration. A failure is the failure of the event: neither the
-    /// listener nor the interceptors behind this one are called.
+    /// listener nor the interceptors after this one are called.
     async fn before(&self, event: &Event) -> Result<(), Failure>;
 
-    /// Called after the listener, in reverse order, when this one's `before` succeeded; with what failed, if anything did.
-    /// A panic here changes nothing.
+    /// Called after the listener, in reverse order, if this one's `before` succeeded; with the failure, if there is
+    /// one. A panic here changes nothing.
     async fn after(&self, event: &Event, failure: Option<&Failure>);
 }
 
@@ -42,20 +42,20 @@ pub trait Interceptor: Send + Sync + 'static {
 #[non_exhaustive]
 pub enum RegistrationError {
     #[error("event type is empty: name the type that the listener is for")]
-    /// It names no event type.
+    /// The event type is empty.
     EmptyType,
     #[error("a listener for {event_type:?} of {aggregate_type:?} is registered already: there is one for each type")]
-    /// There is one for these events already.
+    /// There is a listener for these events already.
     Duplicate {
-        /// Of aggregates of this type.
+        /// The type of the aggregates.
         aggregate_type: String,
-        /// Of this type.
+        /// The type of the events.
         event_type: String,
     },
 }
 
 impl Listeners {
-    /// None yet.
+    /// No listeners.
     pub fn new() -> Self {
         Self::default()
     }
@@ -96,8 +96,8 @@ impl Listeners {
         Ok(self)
     }
 
-    /// Registers a listener that is given the payload as a `T`. A payload that is none is dead at once: it will not become
-    /// one by waiting.
+    /// Registers a listener that is given the payload as a `T`. An event whose payload is no `T` is dead at once: a
+    /// retry would not change its payload.
     pub fn on_json<T, F, R, O>(self, event_type: impl Into<String>, listener: F) -> Result<Self, RegistrationError>
     where
         T: DeserializeOwned + Send,
@@ -125,21 +125,22 @@ impl Listeners {
             match serde_json::from_slice(event.payload().as_bytes()) {
                 Ok(value) => listener(value, event).map(Into::into).left_future(),
                 Err(error) => {
-                    let failure = Failure::permanent("payload", "the payload is not what the listener takes");
+                    let failure =
+                        Failure::permanent("payload", "the payload is not of the type that the listener expects");
                     ready(Outcome::Failed(failure.cause(error.to_string()))).right_future()
                 }
             }
         })
     }
 
-    /// Adds something that is done around every listener.
+    /// Adds an interceptor, which runs around every listener.
     #[must_use]
     pub fn intercept(mut self, interceptor: impl Interceptor) -> Self {
         self.interceptors.push(Arc::new(interceptor));
         self
     }
 
-    /// Whether there is nothing in it.
+    /// True if there are no listeners and no interceptors.
     pub fn is_empty(&self) -> bool {
         self.by_key.is_empty() && self.interceptors.is_empty()
     }
@@ -161,7 +162,7 @@ impl Listeners {
 
     async fn call(&self, listener: &Listener, event: &Arc<Event>) -> Outcome {
         if self.interceptors.is_empty() {
-            // Creating the future is the listener's code, too.
+            // The code that creates the future belongs to the listener, too, and may panic.
             return caught("the listener panicked", async { listener(event.clone()).await }).await;
         }
         let mut ready = 0;
@@ -190,7 +191,7 @@ impl Listeners {
     }
 }
 
-/// What became of user code. A panic is a failed attempt.
+/// Runs user code and returns its outcome. A panic is a failed attempt.
 async fn caught<O: Into<Outcome>>(panicked: &str, code: impl Future<Output = O>) -> Outcome {
     match AssertUnwindSafe(code).catch_unwind().await {
         Ok(outcome) => outcome.into(),
@@ -198,7 +199,7 @@ async fn caught<O: Into<Outcome>>(panicked: &str, code: impl Future<Output = O>)
     }
 }
 
-/// How often an event is looked at again that is left for other processes.
+/// How long an event that is left for other processes is snoozed.
 const LEFT_FOR: Duration = Duration::from_secs(1);
 
 /// [`Listeners`] as a sink for the events of an outbox.
@@ -232,7 +233,7 @@ impl ListenerSink {
         match &outcome {
             Outcome::Delivered => {
                 span.record("outcome", "delivered");
-                // A writer's clock that is ahead tells nothing.
+                // If the writer's clock is ahead, the latency is unknown.
                 if let Ok(latency) = (Utc::now() - event.occurred_at()).to_std() {
                     self.latency.record(latency.as_secs_f64());
                 }
@@ -284,7 +285,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_listener_returns_is_its_outcome() {
+    async fn the_return_value_of_a_listener_is_the_outcome() {
         let listeners = Listeners::new()
             .on("plain", |_| async {})
             .unwrap()
@@ -320,15 +321,15 @@ mod tests {
             assert_eq!((order.id, event.event_type()), (7, "order"));
         });
         let listeners = listeners.unwrap();
-        let taken = outcome_of_event(listeners.clone(), payload(r#"{"id":7}"#), Unroutable::Dead).await;
-        assert_eq!(taken, Outcome::Delivered);
+        let accepted = outcome_of_event(listeners.clone(), payload(r#"{"id":7}"#), Unroutable::Dead).await;
+        assert_eq!(accepted, Outcome::Delivered);
         let refused = outcome_of_event(listeners, payload("[]"), Unroutable::Dead).await;
         let Outcome::Failed(failure) = refused else { panic!("a failure") };
         assert_eq!((failure.code.as_ref(), failure.class), ("payload", crate::FailureClass::Permanent));
     }
 
     #[tokio::test]
-    async fn what_nobody_here_is_for_may_be_left_for_others_for_a_while() {
+    async fn an_event_without_a_listener_may_be_left_for_other_processes_for_a_while() {
         let young = Event::text("new.type", "{}").build().unwrap();
         let leave = Unroutable::Leave { grace: Duration::from_secs(60) };
         let outcome = outcome_of_event(Listeners::new(), young.clone(), leave).await;
@@ -337,7 +338,7 @@ mod tests {
         assert!(matches!(outcome_of_event(Listeners::new(), young, over).await, Outcome::Failed(_)));
     }
 
-    /// Writes down what happened, and fails where it is told to.
+    /// Logs its calls, and fails or panics on demand.
     struct Witness {
         name: &'static str,
         log: Arc<Mutex<Vec<String>>>,
@@ -379,7 +380,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn interceptors_stand_around_the_listener() {
+    async fn interceptors_run_before_and_after_the_listener() {
         let (outcome, log) = witnessed(false, false).await;
         assert_eq!(outcome, Outcome::Delivered, "a panic after the delivery changes nothing");
         assert_eq!(log, ["before a", "before b", "after b nothing", "after a nothing"]);
@@ -392,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn one_listener_for_each_key() {
+    fn a_second_listener_for_a_key_is_refused() {
         let listeners = Listeners::new().on_aggregate("a:b", "c", |_| async {}).unwrap();
         let listeners = listeners.on_aggregate("a", "b:c", |_| async {}).unwrap();
         assert!(matches!(

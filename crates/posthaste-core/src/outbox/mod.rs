@@ -1,9 +1,9 @@
-//! The outbox: a table in the service's own database. Events are inserted in the service's transactions, and claimed from
-//! there by a dispatcher or by the channels of the hub.
+//! The outbox: a table in the service's own database. Events are inserted in the service's transactions, and claimed
+//! from there by a dispatcher or by the channels of the hub.
 //!
-//! A database takes part by implementing [`Store`], which is nothing but statements. Everything that is not a statement is
-//! here, once for all databases: what a process has claimed ([`Table`]), which rows a claim takes ([`select`]), the hot path
-//! and the hooks of a writer ([`Transaction`]), and the service that puts them together ([`Outbox`]).
+//! A database implements [`Store`], which contains nothing but statements. Everything that is not a statement is here,
+//! once for all databases: the claims of a process ([`Table`]), the rule for which rows are claimed ([`select`]), the
+//! hot path and the hooks of a writer ([`Transaction`]), and the service that combines them ([`Outbox`]).
 
 mod builder;
 mod cursor;
@@ -45,9 +45,9 @@ pub use service::{DeadEvents, Outbox};
 pub use settings::{BadSetting, Settings, Unroutable};
 pub use source::OutboxSource;
 pub use store::{
-    ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadFilter, InTransaction, LOST_CLAIM_SCAN, LeaseSet,
-    LeaseStore, Notifier, OperatorStore, OutboxRow, Owner, OwnershipStore, Pool, Position, Purge, SettleStore,
-    SettledRows, Store, WriteStore, unblock_limit,
+    BlockedRows, ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadFilter, InTransaction, LOST_CLAIM_SCAN,
+    LeaseSet, LeaseStore, Notifier, OperatorStore, OutboxRow, Owner, OwnershipStore, Pool, Position, Purge,
+    SettleStore, SettledRows, Store, WriteStore, unblock_limit,
 };
 pub use table::Table;
 pub use table_name::{BadTableName, TableName};

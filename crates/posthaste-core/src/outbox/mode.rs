@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use super::OutboxStatus;
 
-/// Which kind of reader a table has. It has one for good: an event that the one kind cannot route would be the
-/// other's.
+/// The kind of reader that a table has. It never changes: an event that one kind cannot route could belong to the
+/// other kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
     /// Listeners in this process, one source for all event types.
@@ -15,7 +15,7 @@ pub enum Reader {
 }
 
 impl Reader {
-    /// As the database records it.
+    /// The name that the database stores.
     pub fn word(self) -> &'static str {
         match self {
             Self::Dispatcher => "dispatcher",
@@ -30,35 +30,35 @@ impl fmt::Display for Reader {
     }
 }
 
-/// How the processes that read a table keep out of each other's way.
+/// How the processes that read a table avoid claiming the same rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// One process reads at a time and claims in its memory, under a leased and fenced owner row: one write per event.
-    /// A second one waits until the first gave it up.
+    /// One process reads at a time and keeps its claims in memory, under a leased and fenced owner row: one write per
+    /// event. A second process waits until the ownership is released or its lease ends.
     SingleNode,
     /// Any number of processes read, and each leases the rows that it claims: two writes per event.
     MultiNode,
-    /// As multi node, and the events of one aggregate are delivered one after the other, in the order of their insertion,
-    /// through retries and whichever process delivers them.
+    /// As multi node, and the events of one aggregate are delivered one after the other, in the order of their
+    /// insertion, through retries and whichever process delivers them.
     Ordered(DeadHead),
-    /// This process writes and reads nothing: another one does, or a tool that captures changes.
+    /// This process only writes. Another process reads the table, or a tool for change data capture.
     WriterOnly,
 }
 
-/// What becomes of the later events of an aggregate when one of them is dead.
+/// What happens to the later events of an aggregate when one of them is dead.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeadHead {
     /// They wait until an operator replays or discards the dead one.
     #[default]
     Block,
-    /// They are delivered without it. When it is replayed later, it may be delivered beside one of them.
+    /// They are delivered without it. When it is replayed later, it may be delivered at the same time as one of them.
     Skip,
 }
 
 impl DeadHead {
-    /// As the database records it.
+    /// The name that the database stores.
     pub fn word(self) -> &'static str {
         match self {
             Self::Block => "block",
@@ -71,7 +71,7 @@ impl Mode {
     /// Ordered, and a dead event blocks its aggregate.
     pub const ORDERED: Self = Self::Ordered(DeadHead::Block);
 
-    /// As the database records it.
+    /// The name that the database stores.
     pub fn word(self) -> &'static str {
         match self {
             Self::SingleNode => "single_node",
@@ -81,7 +81,7 @@ impl Mode {
         }
     }
 
-    /// What becomes of the events behind a dead one, where there is an order.
+    /// What happens to the events after a dead one; `None` in a mode without order.
     pub fn dead_head(self) -> Option<DeadHead> {
         match self {
             Self::Ordered(rule) => Some(rule),
@@ -98,12 +98,12 @@ impl Mode {
         }
     }
 
-    /// Whether rows are leased one by one.
+    /// True if rows are leased one by one.
     pub fn leases_rows(self) -> bool {
         matches!(self, Self::MultiNode | Self::Ordered(_))
     }
 
-    /// Whether a row may be written as claimed already by who writes it.
+    /// True if a writer may insert rows pre-claimed.
     pub fn is_hot(self) -> bool {
         matches!(self, Self::SingleNode | Self::MultiNode)
     }

@@ -7,7 +7,7 @@ use crate::{BoxError, StoreError};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The database cannot hold an outbox as it is.
+    /// The database is not suitable for an outbox as it is.
     #[error("{problem}: {remedy}")]
     Unsuitable {
         /// What is wrong with it.
@@ -15,14 +15,14 @@ pub enum OpenError {
         /// What to do about it.
         remedy: String,
     },
-    /// A newer program made its table.
+    /// A newer program created its table.
     #[error(
         "outbox table {table} has schema {found}, newer than this program, which knows {known}: use a newer posthaste"
     )]
     NewerSchema {
         /// The table in question.
         table: TableName,
-        /// The newest migration that was made.
+        /// The newest migration that was applied.
         found: i64,
         /// The newest migration that this program knows.
         known: i64,
@@ -48,7 +48,7 @@ pub enum OpenError {
         /// The kind that was asked for now.
         asked: Reader,
     },
-    /// Its table is read in another mode; the modes know nothing of each other's claims.
+    /// Its table is read in another mode; a reader in one mode cannot see the claims of another mode.
     #[error(
         "outbox table {table} is read in mode {recorded} and cannot be read in mode {asked}: use that mode, or stop all \
          that read it and then change mode in table {table}_owner"
@@ -61,7 +61,8 @@ pub enum OpenError {
         /// The mode that was asked for now.
         asked: &'static str,
     },
-    /// Its table is read with another lease; each process judges by its own whether another's lease has ended.
+    /// Its table is read with another lease; each process decides by its own lease if that of another process has
+    /// ended.
     #[error(
         "outbox table {table} is read with a lease of {recorded:?} and cannot be read with one of {asked:?}: use that \
          lease in all processes, or stop all that read the table and then set lease_ms to NULL in table {table}_owner, \
@@ -75,7 +76,7 @@ pub enum OpenError {
         /// The lease that was asked for now.
         asked: Duration,
     },
-    /// Its table is read with another rule for the events behind a dead one.
+    /// Its table is read with another rule for the events after a dead one.
     #[error(
         "outbox table {table} is read with the rule {recorded} for events after a dead one and cannot be read with the \
          rule {asked}: use that rule in all processes, or stop all that read the table and then set dead_head to NULL in \
@@ -84,12 +85,12 @@ pub enum OpenError {
     OtherDeadHead {
         /// The table in question.
         table: TableName,
-        /// The rule with which it was opened first, as [`DeadHead::word`](super::DeadHead::word) says it.
+        /// The rule with which it was opened first, a value of [`DeadHead::word`](super::DeadHead::word).
         recorded: String,
         /// The rule that was asked for now.
         asked: &'static str,
     },
-    /// The database did not do what it was asked.
+    /// A call of the database failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }

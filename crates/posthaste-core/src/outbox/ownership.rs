@@ -10,23 +10,23 @@ use super::{Owner, Store};
 use crate::heartbeat::statement_timeout;
 use crate::{StoreError, lock};
 
-/// This process's claim to the whole table: one row, leased, whose generation rises with every change of owner.
+/// This process's ownership of the whole table: one leased row, whose generation rises with every change of owner.
 pub(super) struct Ownership {
     owner: String,
     lease: Duration,
     /// Locked while the row is refreshed, so that many sources refresh it once.
     refreshing: Mutex<()>,
-    /// Nobody here reads the table any more.
+    /// No source of this process reads the table any more.
     given_up: AtomicBool,
     tenure: StdMutex<Option<Tenure>>,
-    /// The source that comes again in time to refresh the row, and when it last came.
+    /// The source that must claim again in time to refresh the row, and when it last claimed.
     keeper: StdMutex<Option<(String, Instant)>>,
 }
 
 #[derive(Clone, Copy)]
 struct Tenure {
     generation: i64,
-    /// Before the refreshing statement was sent: the lease ends no earlier than this plus its length.
+    /// A time before the refreshing statement was sent: the lease ends no earlier than this plus its length.
     refreshed: Instant,
 }
 
@@ -42,17 +42,18 @@ impl Ownership {
         }
     }
 
-    /// What must still stand for a row to be settled that was claimed under this generation.
+    /// The fencing token of rows that were claimed under this generation. It must still be in the owner row when they
+    /// are settled.
     pub(super) fn fencing_token(&self, generation: i64) -> String {
         format!("{}:{generation}", self.owner)
     }
 
-    /// How long a claim may be relied on: the row may be a tenth of its lease old when a claim is made.
+    /// How long a claim lasts at least: the owner row may be a tenth of its lease old when a claim is made.
     pub(super) fn dependable_lease(&self) -> Duration {
         self.lease * 9 / 10
     }
 
-    /// Takes or keeps the ownership. The row is written only when the last time is a tenth of the lease ago.
+    /// Acquires or keeps the ownership. The row is written only if the last refresh is a tenth of the lease ago.
     pub(super) async fn acquire(&self, store: &impl Store) -> Result<Owner, StoreError> {
         if let Some(generation) = self.fresh() {
             return Ok(Owner::Us { generation });
@@ -74,8 +75,8 @@ impl Ownership {
         Ok(owner)
     }
 
-    /// True if this source, which claims now, is the one that has to claim again in time to keep the ownership. One of many
-    /// sources is enough; when it does not come any more, the next one that claims takes its place.
+    /// True if this source, which claims now, is the one that has to claim again in time to keep the ownership. One of
+    /// many sources is enough; when it stops claiming, the next source that claims replaces it.
     pub(super) fn is_kept_by(&self, source: &str) -> bool {
         let (mut keeper, now) = (lock(&self.keeper), Instant::now());
         match &mut *keeper {
@@ -91,17 +92,17 @@ impl Ownership {
         }
     }
 
-    /// This source claims no more; true if another one has to take its place.
+    /// This source claims no more. True if another one has to replace it.
     pub(super) fn stop_keeping(&self, source: &str) -> bool {
         lock(&self.keeper).take_if(|(keeper, _)| keeper == source).is_some()
     }
 
-    /// Whether this process had it when it last asked.
+    /// True if this process was the owner at the last refresh.
     pub(super) fn is_ours(&self) -> bool {
         self.tenure().is_some()
     }
 
-    /// The generation, while the row was refreshed not long ago.
+    /// The generation, if the row was refreshed less than a tenth of the lease ago.
     pub(super) fn fresh(&self) -> Option<i64> {
         self.tenure().filter(|tenure| tenure.refreshed.elapsed() < self.lease / 10).map(|tenure| tenure.generation)
     }
@@ -114,7 +115,7 @@ impl Ownership {
         *lock(&self.tenure) = tenure;
     }
 
-    /// Somebody here wants to read the table.
+    /// A source of this process wants to read the table.
     pub(super) fn request(&self) {
         self.given_up.store(false, Ordering::Release);
     }

@@ -8,7 +8,7 @@ use super::settings::BadSetting;
 use super::{OperatorStore, Purge};
 use crate::{StoreError, millis};
 
-/// When rows are deleted. ClaimedRow rows never are, but for `everything`.
+/// When rows are deleted. Pending rows never are, except by `everything`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Retention {
@@ -18,12 +18,12 @@ pub struct Retention {
     /// How long dead events are kept. Default: for ever, because an operator may still want them.
     #[serde(with = "millis::optional")]
     pub dead: Option<Duration>,
-    /// How long any event is kept, wherever it stands: for tables that another tool reads. Default: for ever.
+    /// How long any event is kept, whatever its status: for tables that another tool reads. Default: for ever.
     #[serde(with = "millis::optional")]
     pub everything: Option<Duration>,
     /// How many rows are deleted in one transaction. Default: 500.
     pub batch_size: usize,
-    /// How often. Default: once an hour.
+    /// How often the purge runs. Default: once an hour.
     #[serde(with = "millis")]
     pub interval: Duration,
 }
@@ -46,12 +46,12 @@ impl Retention {
             return Err(BadSetting::new("purge.batch_size", 0, "give at least 1"));
         }
         match self.interval.is_zero() {
-            true => Err(BadSetting::new("purge.interval", "0", "give some time")),
+            true => Err(BadSetting::new("purge.interval", "0", "give a positive duration")),
             false => Ok(()),
         }
     }
 
-    /// Deletes what is old enough, batch by batch, each in a transaction of its own; answers with how many rows.
+    /// Deletes rows that are old enough, batch by batch, each in a transaction of its own. Returns how many rows.
     pub(super) async fn enforce(&self, store: &(impl OperatorStore + Sync)) -> Result<u64, StoreError> {
         let mut purged = 0;
         for (what, kept) in [(Purge::Done, self.done), (Purge::Dead, self.dead), (Purge::Everything, self.everything)] {
@@ -67,7 +67,7 @@ impl Retention {
         Ok(purged)
     }
 
-    /// Enforces it now and then, until `stop`. A failing time never ends the schedule.
+    /// Purges at every interval, until `stop`. A failed purge does not end the schedule.
     pub(super) async fn keep(self, store: &(impl OperatorStore + Sync), stop: CancellationToken) {
         loop {
             tokio::select! {
@@ -75,8 +75,8 @@ impl Retention {
                 () = stop.cancelled() => return,
                 purged = self.enforce(store) => match purged {
                     Ok(0) => {}
-                    Ok(rows) => tracing::info!(rows, "old events are purged"),
-                    Err(error) => tracing::warn!(error = error.chain(), "old events are not purged; trying again later"),
+                    Ok(rows) => tracing::info!(rows, "purged old events"),
+                    Err(error) => tracing::warn!(error = error.chain(), "failed to purge old events; trying later"),
                 },
             }
             tokio::select! {

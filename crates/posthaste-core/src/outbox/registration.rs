@@ -2,21 +2,21 @@ use std::time::Duration;
 
 use super::{DeadHead, Mode, OpenError, Reader, TableName};
 
-/// What the readers of a table agreed on, recorded at the first start of one of them.
+/// The settings that all readers of a table must share. The first reader that starts records them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Registration {
-    /// As [`Reader::word`] says it.
+    /// A value of [`Reader::word`].
     pub reader: String,
-    /// As [`Mode::word`] says it.
+    /// A value of [`Mode::word`].
     pub mode: String,
-    /// How long a claim holds; `None` where none is recorded.
+    /// How long a claim lasts; `None` if none is recorded.
     pub lease: Option<Duration>,
-    /// As [`DeadHead::word`] says it; `None` where none is recorded, as in every mode without order.
+    /// A value of [`DeadHead::word`]; `None` if none is recorded, as in every mode without order.
     pub dead_head: Option<String>,
 }
 
 impl Registration {
-    /// What a process would record that is the first to read the table.
+    /// The registration that the first process to read the table records.
     pub fn of(reader: Reader, mode: Mode, lease: Duration) -> Self {
         Self {
             reader: reader.word().to_owned(),
@@ -26,7 +26,7 @@ impl Registration {
         }
     }
 
-    /// Refuses a process that asks for anything else than what is recorded.
+    /// Refuses a process whose settings differ from the recorded ones.
     pub(super) fn check(
         &self,
         table: &TableName,

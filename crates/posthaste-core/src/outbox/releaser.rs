@@ -10,28 +10,28 @@ use super::source::in_time;
 use super::{LeaseSet, OutboxItem, Store, Table};
 use crate::{Backoff, StoreError};
 
-/// Leases of this process that end without a delivery, though nobody knows yet whether their rows exist.
+/// Leases that this process must release, although it does not know yet if their rows exist.
 ///
-/// A transaction whose end is unknown may commit after the first attempt to release its rows, and so may a claim whose
-/// answer was lost. So an attempt that finds nothing is repeated until the rows are seen, or until their leases have
-/// ended anyway.
+/// A transaction whose outcome is unknown may commit after the first attempt to release its rows, and so may a claim
+/// whose result was lost. So an attempt that finds nothing is repeated until the rows are seen, or until their leases
+/// have ended anyway.
 pub(super) enum Unreleased {
     /// Rows of a transaction whose outcome is unknown, or that came too late for the hot queue.
     Items(Vec<OutboxItem>),
-    /// Events of a write that was dropped half way: their rows, if they exist, are leased by this lock.
+    /// Events of a write that was dropped half way: their rows, if they exist, are leased with this claim id.
     Events {
-        /// The lock of the write.
+        /// The claim id of the write.
         claim_id: String,
-        /// Their ids.
+        /// The ids of the events.
         ids: Vec<String>,
-        /// Their transaction is known to have committed: rows that are not there will never be.
+        /// Their transaction is known to have committed: a row that does not exist now never will.
         is_committed: bool,
     },
-    /// Claims whose answer never came, known by their locks only.
+    /// Claims whose result never came: only their claim ids are known.
     Claims(Vec<String>),
 }
 
-/// Releases them in the background, until that is known to have worked.
+/// Releases these leases in the background, and tries again until they are known to be released.
 pub(super) fn release_in_background<S: Store>(table: Table<S>, cursor: Arc<Cursor>, leases: Unreleased) {
     match Handle::try_current() {
         Ok(runtime) => drop(runtime.spawn(release(table, cursor, leases))),
@@ -42,7 +42,7 @@ pub(super) fn release_in_background<S: Store>(table: Table<S>, cursor: Arc<Curso
 async fn release<S: Store>(table: Table<S>, cursor: Arc<Cursor>, mut leases: Unreleased) {
     let until = Instant::now() + table.row_lease();
     let longest = match leases {
-        // Nothing but a search through the head of the table finds these.
+        // Only a scan through the head of the table finds these, so it is repeated less often.
         Unreleased::Claims(_) => table.row_lease() / 4,
         Unreleased::Items(_) | Unreleased::Events { .. } => Duration::from_secs(1),
     };
@@ -63,7 +63,7 @@ async fn release<S: Store>(table: Table<S>, cursor: Arc<Cursor>, mut leases: Unr
             return;
         }
         if Instant::now() >= until {
-            // Single node: what this process holds in memory must not outlast what it waits for.
+            // The claims in memory must not outlast the leases.
             leases.forget(&cursor);
             table.committed();
             return;
@@ -72,14 +72,14 @@ async fn release<S: Store>(table: Table<S>, cursor: Arc<Cursor>, mut leases: Unr
     }
 }
 
-/// Answers with the numbers of the rows that are known to exist.
+/// Returns the numbers of the rows that are known to exist.
 async fn attempt<S: Store>(table: &Table<S>, cursor: &Cursor, leases: &Unreleased) -> Result<HashSet<i64>, StoreError> {
     if !table.mode().leases_rows() {
-        // Nothing is leased: the rows are free as soon as this process forgets them.
+        // No row is leased: the rows are free as soon as this process removes its claims.
         leases.forget(cursor);
         return Ok(leases.rows().collect());
     }
-    let claim_ids = leases.locks(cursor);
+    let claim_ids = leases.claim_ids(cursor);
     let rows: Vec<i64> = leases.rows().collect();
     let leases = match leases {
         Unreleased::Items(_) => LeaseSet::Rows { claim_ids: &claim_ids, rows: &rows },
@@ -90,7 +90,7 @@ async fn attempt<S: Store>(table: &Table<S>, cursor: &Cursor, leases: &Unrelease
 }
 
 impl Unreleased {
-    fn locks(&self, cursor: &Cursor) -> Vec<String> {
+    fn claim_ids(&self, cursor: &Cursor) -> Vec<String> {
         match self {
             Self::Items(items) => cursor.claim_ids(items.iter()),
             Self::Events { claim_id, .. } => vec![claim_id.clone()],
@@ -114,7 +114,7 @@ impl Unreleased {
         }
     }
 
-    /// Rows that exist are free now, or somebody else's.
+    /// Removes the leases of rows that exist: each row is released now, or claimed by another process.
     fn remove_seen(&mut self, cursor: &Cursor, seen: &HashSet<i64>) {
         match self {
             Self::Items(items) => {

@@ -16,8 +16,8 @@ pub(super) struct RowClaims(Mutex<State>);
 struct State {
     claims: Claims<i64, RowClaim>,
     last_number: u64,
-    /// While a claim runs: the rows that were settled or released since it began. The claim may have read them as they were
-    /// before that.
+    /// While a claim runs: the rows that were settled or released since it began. The claim may have read them as they
+    /// were before that.
     freed_during_claim: Option<HashSet<i64>>,
 }
 
@@ -36,8 +36,8 @@ impl RowClaims {
         state.last_number
     }
 
-    /// A claim begins; one runs at a time. Returns the rows that it must leave out. Claims that have expired, and those of
-    /// an earlier ownership, are forgotten.
+    /// Begins a claim; one runs at a time. Returns the rows that it must leave out. Removes claims that have expired,
+    /// and those of an earlier ownership.
     pub(super) fn begin_claim(&self, generation: i64, now: Instant) -> Vec<i64> {
         let mut state = lock(&self.0);
         state.claims.retain(|_, token, _| token.generation == generation);
@@ -46,8 +46,8 @@ impl RowClaims {
         state.claims.keys().copied().collect()
     }
 
-    /// True if a row that the running claim has read was claimed by another path since the claim began: it may be settled by
-    /// now.
+    /// True if a row that the running claim has read was claimed by another path since the claim began: it may be
+    /// settled by now.
     pub(super) fn was_claimed_meanwhile(&self, seq: i64) -> bool {
         let state = lock(&self.0);
         state.claims.contains(&seq) || state.freed_during_claim.as_ref().is_some_and(|freed| freed.contains(&seq))
@@ -71,7 +71,7 @@ impl RowClaims {
         lock(&self.0).claims.get(&item.seq, item.token).is_some()
     }
 
-    /// The item's lease was renewed under this generation. False if its claim is not there any more.
+    /// Extends the claim of an item whose lease was renewed under this generation. False if the claim is gone.
     pub(super) fn extend(&self, item: &OutboxItem, generation: i64, until: Instant) -> bool {
         item.token.generation == generation && lock(&self.0).claims.extend(&item.seq, item.token, until)
     }
@@ -86,7 +86,7 @@ impl RowClaims {
         claim.permit.is_some_and(|permit| Arc::into_inner(permit).is_some())
     }
 
-    /// Keeps the claims of these items from expiring while they are settled, as far as they are there.
+    /// Keeps the claims of these items from expiring while they are settled. Leaves out items whose claim is gone.
     pub(super) fn settling<'a>(&'a self, items: impl Iterator<Item = &'a OutboxItem>) -> Settling<'a> {
         let mut state = lock(&self.0);
         let mut ours = Vec::new();
@@ -101,19 +101,20 @@ impl RowClaims {
     }
 }
 
-/// Items that are being settled. Dropped before the answer is known, they are claimed as before.
+/// Items that are being settled. If this is dropped before the result is known, they stay claimed.
 pub(super) struct Settling<'a> {
     claims: &'a RowClaims,
     items: Vec<&'a OutboxItem>,
 }
 
 impl<'a> Settling<'a> {
-    /// The items whose claims are there, in the order in which they were given.
+    /// The items whose claims exist, in the order in which they were given.
     pub(super) fn items(&self) -> &[&'a OutboxItem] {
         &self.items
     }
 
-    /// Removes the claims, but for rows that are `locked` and so not settled. True if a permit for suspects became free.
+    /// Removes the claims, except of rows that are `locked` and so not settled. True if a permit for suspects became
+    /// free.
     pub(super) fn finish(self, locked: &HashSet<i64>) -> bool {
         let mut is_permit_free = false;
         for item in self.items.iter().filter(|item| !locked.contains(&item.seq)) {

@@ -2,13 +2,13 @@ use std::time::Duration;
 
 use crate::{Disposition, Failure};
 
-/// How much of a failure a row keeps, in characters.
+/// The longest error text of a row, in characters.
 const LONGEST_ERROR: usize = 4_000;
 
-/// Where an event stands in the outbox.
+/// The status of an event in the outbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OutboxStatus {
-    /// Not tried yet, or asked to wait.
+    /// Not tried yet, or snoozed.
     New,
     /// Delivered.
     Done,
@@ -19,7 +19,7 @@ pub enum OutboxStatus {
 }
 
 impl OutboxStatus {
-    /// Of the number in the column `status`.
+    /// The status with this number in the column `status`.
     pub fn of_code(code: i64) -> Self {
         match code {
             0 => Self::New,
@@ -40,30 +40,30 @@ impl OutboxStatus {
     }
 }
 
-/// What is to be recorded of one row.
+/// The update that settles one row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RowUpdate {
-    /// Which row.
+    /// The number of the row.
     pub seq: i64,
-    /// What it becomes.
+    /// The new status.
     pub status: OutboxStatus,
-    /// What its attempts become, where the attempt counts. A number and not one more: who repeats a change because its
-    /// answer was lost does not count twice.
+    /// The new number of attempts, if the attempt counts. A number and not an increment: a settlement that is repeated
+    /// because its result was lost does not count twice.
     pub attempts: Option<u32>,
-    /// From `now`, when it is due again; `None` leaves `available_at` alone.
+    /// How long from `now` until it is due again; `None` leaves `available_at` alone.
     pub wait: Option<Duration>,
-    /// Replaces `last_error` where there is one; short enough to be stored.
+    /// The new `last_error`, short enough to be stored; `None` leaves `last_error` alone.
     pub error: Option<String>,
 }
 
 impl RowUpdate {
-    /// What follows from the disposition of this attempt.
+    /// The update for the disposition of this attempt.
     pub fn of(seq: i64, attempt: u32, disposition: &Disposition) -> Self {
         match disposition {
             Disposition::Done => Self { seq, status: OutboxStatus::Done, attempts: None, wait: None, error: None },
             Disposition::Retry { after, counted, failure } => Self {
                 seq,
-                // A wait that nobody is to blame for leaves the row as good as new.
+                // A snooze is not a failure, so the row becomes NEW again.
                 status: if *counted || failure.is_some() { OutboxStatus::Retry } else { OutboxStatus::New },
                 attempts: counted.then_some(attempt),
                 wait: Some(*after),
@@ -73,15 +73,15 @@ impl RowUpdate {
         }
     }
 
-    /// The row is given up.
+    /// The update that makes a row DEAD.
     pub fn dead(seq: i64, failure: &Failure) -> Self {
         Self { seq, status: OutboxStatus::Dead, attempts: None, wait: None, error: Some(error_text(failure)) }
     }
 }
 
-/// A failure as a row keeps it.
+/// The text of a failure for `last_error`.
 fn error_text(failure: &Failure) -> String {
-    // No database but one keeps U+0000 in a text, and nobody would see it.
+    // Only one of the databases can store U+0000 in a text, and it is invisible.
     let text = failure.to_string().replace('\0', "\u{fffd}");
     match text.char_indices().nth(LONGEST_ERROR) {
         None => text,

@@ -6,18 +6,18 @@ use super::{Position, STARTED};
 /// All payloads of one claim together have at most this many bytes, unless a single row is larger.
 pub const MAX_CLAIM_BYTES: usize = 16 << 20;
 
-/// How many suspects that lost one lease are claimed together. A process that crashes leaves as many suspects as it had in
-/// flight: one by one, they would take too long.
+/// How many suspects that lost one lease are claimed together. A process that crashes leaves as many suspects as it had
+/// in flight: one by one, they would take too long.
 pub const SUSPECT_GROUP: usize = 100;
 
-/// A row that has lost this many leases is assumed to crash the processes that deliver it. It lost the first lease among
-/// many rows, the second in a group of suspects, and the others alone.
+/// A row that has lost this many leases is assumed to crash the processes that deliver it. It lost the first lease
+/// among many rows, the second in a group of suspects, and the others alone.
 pub const DEAD_AFTER_LOSSES: u32 = 4;
 
 /// A due row that a claim has found and locked, in the order of reading.
 #[derive(Clone, Debug)]
 pub struct Candidate {
-    /// Its place in the order of delivery.
+    /// Its position in the order of delivery.
     pub position: Position,
     /// Ordered mode: its aggregate; `None` is unordered.
     pub key: Option<Arc<str>>,
@@ -32,21 +32,21 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    /// How many leases the row has lost, with the one that has just ended.
+    /// How many leases the row has lost, including the one that has just ended.
     ///
-    /// After the first loss, only a lease under which a delivery had started counts. A claim whose answer was lost, an outage
-    /// or a paused process cannot make a row DEAD that was never delivered.
+    /// After the first loss, only a lease under which a delivery had started counts. A claim whose result was lost, an
+    /// outage or a paused process cannot make a row DEAD that was never delivered.
     fn losses(&self) -> u32 {
         let counts = |claim_id: &String| self.lease_losses == 0 || claim_id.ends_with(STARTED);
         self.lease_losses + u32::from(self.ended_lease.as_ref().is_some_and(counts))
     }
 
-    /// A suspect may have crashed the process that claimed it.
+    /// True if the row may have crashed the process that claimed it.
     fn is_suspect(&self) -> bool {
         self.losses() > 0
     }
 
-    /// No unfinished row of its key precedes it.
+    /// True if no unfinished row of its key precedes it.
     fn is_head(&self) -> bool {
         self.key.is_none() || self.predecessor.is_none()
     }
@@ -57,24 +57,24 @@ impl Candidate {
 pub struct Selection {
     /// The rows to lease, in the order of delivery: the rows of one key together, in the order of their numbers.
     pub claimed: Vec<i64>,
-    /// What `lease_losses` of those rows becomes. It is the same for all rows of a claim.
+    /// The new `lease_losses` of those rows. It is the same for all rows of a claim.
     pub losses: u32,
     /// The row that has lost too many leases and becomes DEAD with this error. Nothing else is claimed with it.
     pub dead: Option<(i64, String)>,
     /// Ordered mode: rows that must wait, each with the row before it that it waits for.
     pub blocked: Vec<(i64, i64)>,
-    /// Something was not claimed because the claim has enough bytes.
+    /// A row was not claimed because the claim has reached its limit of bytes.
     pub is_cut: bool,
 }
 
-/// Decides which candidates a claim takes. This is the rule of every database and every mode that leases rows; without
+/// Decides which candidates are claimed. This is the rule of every database and every mode that leases rows; without
 /// order, every row is a key of its own.
 ///
 /// - A key is claimed from its head (the row that no unfinished row of its key precedes) as far as its rows follow each
 ///   other among the candidates. A row whose predecessor is not claimed is blocked by it.
-/// - When the first candidate is a suspect and the head of its key, only suspects are claimed: those that lost one lease
-///   together, a row that lost more alone. A row that lost [`DEAD_AFTER_LOSSES`] is not claimed but becomes DEAD.
-/// - Otherwise no suspect is claimed, and neither is a row behind one.
+/// - When the first candidate is a suspect and the head of its key, only suspects are claimed: those that lost one
+///   lease together, a row that lost more alone. A row that lost [`DEAD_AFTER_LOSSES`] is not claimed but becomes DEAD.
+/// - Otherwise no suspect is claimed, and neither is a row after one.
 pub fn select(candidates: &[Candidate]) -> Selection {
     match candidates.first() {
         Some(first) if first.is_suspect() && first.is_head() => select_suspects(first, candidates),
@@ -126,7 +126,7 @@ fn select_runs(candidates: &[Candidate]) -> Selection {
             }
             continue;
         };
-        // The first candidate of a key brings all candidates of its key.
+        // The first candidate of a key adds all candidates of its key.
         let (mut last, mut continues) = (None, true);
         for row in by_key.remove(key.as_ref()).unwrap_or_default() {
             continues &= !row.is_suspect() && row.predecessor == last;
@@ -169,7 +169,7 @@ mod tests {
             candidate(2, "b", Some(0)),
             candidate(3, "", None),
             candidate(5, "a", Some(1)),
-            // Row 6 of the same key is not due: what follows waits for it.
+            // Row 6 of the same key is not due: the rows after it wait for it.
             candidate(7, "a", Some(6)),
             candidate(8, "a", Some(7)),
         ];
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(claimed.len(), SUSPECT_GROUP);
         let of_one_key = [candidate(1, "a", None), candidate(2, "a", Some(1))];
         let of_one_key = of_one_key.map(|row| Candidate { lease_losses: 1, ..row });
-        assert_eq!(select(&of_one_key).claimed, [1], "a row behind a suspect waits for it");
+        assert_eq!(select(&of_one_key).claimed, [1], "a row after a suspect waits for it");
     }
 
     #[test]
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_claim_is_limited_in_bytes_but_for_one_row() {
+    fn a_claim_is_limited_in_bytes_except_for_its_first_row() {
         let mut rows = [candidate(1, "a", None), candidate(2, "a", Some(1)), candidate(3, "", None)];
         rows[0].bytes = MAX_CLAIM_BYTES + 1;
         assert_eq!(select(&rows), Selection { is_cut: true, ..claims(&[1], 0) });

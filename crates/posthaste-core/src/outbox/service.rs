@@ -15,17 +15,17 @@ use crate::trace::TraceContext;
 use crate::wakeup::PROBES;
 use crate::{IntoEvent, Relay, Signal, StoreError, Wakeup, lock, metric_names};
 
-/// How long hints for other processes gather: one is as good as a hundred.
+/// The pause between two notifications of other processes: one notification is enough for all commits before it.
 const NOTIFY_PAUSE: Duration = Duration::from_millis(10);
-/// How long a hint may take: it is worth no more.
+/// How long a notification may take. It is only a hint, so it is given up then.
 const NOTIFY_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long to wait before listening again after the connection was lost.
 const LISTEN_PAUSE: Duration = Duration::from_secs(1);
 
-/// The outbox of a service: write events in its transactions, and have its listeners called once those have committed.
+/// The outbox of a service. It writes events in the service's transactions, and calls its listeners after their commit.
 ///
-/// Clones are the same outbox. [`close`](Self::close) ends it in order; when the last clone is dropped without, it ends by
-/// itself in the background.
+/// Clones are the same outbox. [`close`](Self::close) ends it in order; if the last clone is dropped without `close`,
+/// the outbox ends in the background.
 pub struct Outbox<S: Store>(Arc<Service<S>>);
 
 struct Service<S: Store> {
@@ -54,7 +54,7 @@ impl<S: Store> Clone for Outbox<S> {
 }
 
 impl<S: Store> Outbox<S> {
-    /// Begins an outbox in the database of this pool.
+    /// Starts to configure an outbox in the database of this pool.
     #[allow(clippy::new_ret_no_self)]
     pub fn new<P: Pool<S>>(pool: P) -> OutboxBuilder<P, S> {
         OutboxBuilder::new(pool)
@@ -106,16 +106,17 @@ impl<S: Store> Outbox<S> {
         }))
     }
 
-    /// Begins a transaction of the service whose end this outbox sees: what is written in it goes straight from its commit
-    /// to the listeners of this process.
+    /// Begins a transaction of the service whose end this outbox sees: events that are written in it go straight from
+    /// its commit to the listeners of this process.
     pub async fn begin(&self) -> Result<Transaction<S>, StoreError> {
         Transaction::begin(&self.0.table, self.0.hook.clone()).await
     }
 
-    /// Writes an event in a transaction: one that [`begin`](Self::begin) began, or one of sqlx. It is delivered once that
-    /// has committed, and never if it does not. Answers with its id, or with nothing when the writer's hook suppressed it.
+    /// Writes an event in a transaction: one that [`begin`](Self::begin) began, or one of sqlx. The event is delivered
+    /// after the commit, and never if the transaction does not commit. Returns its id, or `None` if the writer's hook
+    /// suppressed it.
     ///
-    /// The commit of a transaction of sqlx cannot be seen from here: the dispatcher looks a few times within the next
+    /// The outbox cannot see the commit of a transaction of sqlx: the dispatcher polls a few times within the next
     /// moments, and at once after [`committed`](Self::committed).
     pub async fn write(
         &self,
@@ -125,8 +126,8 @@ impl<S: Store> Outbox<S> {
         Ok(self.write_all(transaction, [event]).await?.pop())
     }
 
-    /// Writes events in a transaction, in this order, in one statement where they are not too many; answers with their
-    /// ids. See [`write`](Self::write).
+    /// Writes events in a transaction, in this order, in one statement if they are not too many. Returns their ids. See
+    /// [`write`](Self::write).
     pub async fn write_all(
         &self,
         transaction: &mut impl InTransaction<S>,
@@ -138,22 +139,22 @@ impl<S: Store> Outbox<S> {
         write_all(&self.0.table, self.0.hook.as_ref(), transaction, events).await
     }
 
-    /// For who has just committed a transaction of sqlx with events in it: the dispatcher looks at once.
+    /// Call this after the commit of a transaction of sqlx with events: the dispatcher claims at once.
     pub fn committed(&self) {
         self.0.table.committed();
     }
 
-    /// The row of one event, wherever it stands.
+    /// The row of one event, whatever its status.
     pub async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
         self.0.table.store().find(event_id).await
     }
 
-    /// The events that were given up.
+    /// The dead events.
     pub fn dead(&self) -> DeadEvents<'_, S> {
         DeadEvents(&self.0.table)
     }
 
-    /// Deletes now what the retention says is old enough; answers with how many rows.
+    /// Deletes now the rows that are old enough for the retention. Returns how many.
     pub async fn purge(&self) -> Result<u64, StoreError> {
         match &self.0.retention {
             Some(retention) => retention.enforce(self.0.table.store()).await,
@@ -161,13 +162,14 @@ impl<S: Store> Outbox<S> {
         }
     }
 
-    /// The table behind it, for who builds on it.
+    /// The table of this outbox, for code that builds on it.
     pub fn table(&self) -> &Table<S> {
         &self.0.table
     }
 
-    /// Ends purging, then stops claiming, delivers what is claimed as long as the drain time lasts, records what is known
-    /// and releases the rest. Writing goes on to work; somebody else will deliver it. A second call returns at once.
+    /// Ends purging, then stops claiming, delivers claimed events while the drain time lasts, settles the known
+    /// outcomes and releases the rest. Writing still works; another process will deliver those events. A second call
+    /// returns at once.
     pub async fn close(&self) {
         let mut tasks = std::mem::take(&mut *lock(&self.0.tasks));
         let was_reading = !tasks.relay.is_empty();
@@ -179,19 +181,19 @@ impl<S: Store> Outbox<S> {
             stop.cancel();
             while let Some(ended) = tasks.join_next().await {
                 if let Err(error) = ended {
-                    tracing::error!(%error, "a task of the outbox did not end well");
+                    tracing::error!(%error, "a task of the outbox failed");
                 }
             }
         }
         if was_reading {
-            // What was released is somebody else's now.
+            // Other processes may claim the released events now.
             notify_others(&self.0.table).await;
         }
     }
 }
 
 impl Drop for Tasks {
-    /// A dropped outbox ends in order all the same: its tasks are told to, and not cut off.
+    /// A dropped outbox ends in order all the same: its tasks are asked to stop, and not aborted.
     fn drop(&mut self) {
         self.purge.detach_all();
         self.relay.detach_all();
@@ -199,21 +201,21 @@ impl Drop for Tasks {
     }
 }
 
-/// The events of one outbox that were given up, and what can be done about them.
+/// The dead events of one outbox, and the operations on them.
 pub struct DeadEvents<'a, S: Store>(&'a Table<S>);
 
 impl<S: Store> DeadEvents<'_, S> {
-    /// Oldest first.
+    /// Lists dead events, oldest first.
     pub async fn list(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<OutboxRow>, StoreError> {
         self.0.store().dead(filter, limit).await
     }
 
-    /// How many there are.
+    /// Counts dead events.
     pub async fn count(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
         self.0.store().count_dead(filter).await
     }
 
-    /// Makes one new again, as if it had never been tried; whether it was dead.
+    /// Makes one dead event NEW again, as if it had never been tried. True if it was dead.
     pub async fn replay(&self, event_id: &str) -> Result<bool, StoreError> {
         let filter = DeadFilter { event_id: Some(event_id.to_owned()), ..DeadFilter::all() };
         let (replayed, _) = self.0.store().replay(&filter, i64::MIN, 1).await?;
@@ -221,8 +223,8 @@ impl<S: Store> DeadEvents<'_, S> {
         Ok(replayed > 0)
     }
 
-    /// Makes all new again that were dead when it began, `batch` at a time, each in a transaction of its own; answers with
-    /// how many.
+    /// Makes all events NEW again that were dead when the call began, `batch` at a time, each batch in a transaction of
+    /// its own. Returns how many.
     pub async fn replay_all(&self, filter: &DeadFilter, batch: std::num::NonZeroUsize) -> Result<u64, StoreError> {
         let (mut replayed, mut after) = (0, i64::MIN);
         loop {
@@ -236,7 +238,7 @@ impl<S: Store> DeadEvents<'_, S> {
         }
     }
 
-    /// Deletes one for good; whether it was dead.
+    /// Deletes one dead event for good. True if it was dead.
     pub async fn discard(&self, event_id: &str) -> Result<bool, StoreError> {
         let discarded = self.0.store().discard(event_id).await?;
         self.0.committed();
@@ -252,19 +254,18 @@ async fn until(stop: CancellationToken, task: impl Future<Output = ()>) {
     }
 }
 
-/// Measures from time to time how long the oldest event that is due has been waiting. Where that cannot be asked, what was
-/// known stays.
+/// Measures from time to time how long the oldest due event has been waiting. If that fails, the gauge keeps its value.
 async fn watch_lag<S: Store>(table: Table<S>, lag: metrics::Gauge, every: Duration) {
     loop {
         match table.store().oldest_due().await {
             Ok(age) => lag.set(age.unwrap_or_default().as_millis() as f64),
-            Err(error) => tracing::debug!(error = error.chain(), "the oldest event is not known"),
+            Err(error) => tracing::debug!(error = error.chain(), "failed to measure the lag"),
         }
         sleep(every).await;
     }
 }
 
-/// Tells other processes, not more often than is useful. A hint that is lost costs time, and nothing else.
+/// Notifies other processes of commits, not more often than is useful. A lost notification costs only time: they poll.
 async fn notify_when_signalled<S: Store>(table: Table<S>) {
     loop {
         let waits = match table.notify_others().signalled().await {
@@ -273,7 +274,7 @@ async fn notify_when_signalled<S: Store>(table: Table<S>) {
         };
         for wait in waits {
             sleep(*wait).await;
-            // The one reader of a table knows of its own writes without being told.
+            // In single-node mode the owner is the only reader, and it knows of its own writes.
             if !table.ownership().is_ours() {
                 notify_others(&table).await;
             }
@@ -293,7 +294,7 @@ async fn notify_others<S: Store>(table: &Table<S>) {
     }
 }
 
-/// Looks when another process says so.
+/// Wakes every source of this process when another process notifies.
 async fn listen<S: Store>(table: Table<S>) {
     let Some(notifier) = table.store().notifier() else { return };
     let wakeup = Wakeup::default();
@@ -306,7 +307,7 @@ async fn listen<S: Store>(table: Table<S>) {
                 _ = wakeup.signalled() => table.wake_all(),
                 ended = &mut listening => {
                     if let Err(error) = ended {
-                        tracing::debug!(error = error.chain(), "listening for other processes failed: polling goes on");
+                        tracing::debug!(error = error.chain(), "failed to listen for notifications: polling goes on");
                     }
                     break;
                 }

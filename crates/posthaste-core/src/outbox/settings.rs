@@ -5,13 +5,13 @@ use serde::{Deserialize, Serialize};
 use super::{Mode, Retention, TableName};
 use crate::{OnStop, RelayOptions, RetryPolicy, millis};
 
-/// How often an idle table is polled where the database notifies of writes, and where it cannot. Without notifications, an
-/// event that another process leaves behind at a clean stop is still delivered within a second.
+/// How often an idle table is polled if the database notifies of writes, and if it cannot. Without notifications, an
+/// event that another process leaves undelivered at a clean stop is still delivered within a second.
 const POLL_WITH_NOTIFY: Duration = Duration::from_secs(5);
 const POLL_WITHOUT_NOTIFY: Duration = Duration::from_millis(500);
 
-/// How an outbox runs. Data, so that a service can keep it in its own config file; there all times are milliseconds, and what
-/// is absent has the default.
+/// How an outbox runs. Data, so that a service can keep it in its own config file; there all times are milliseconds,
+/// and absent settings have their defaults.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
@@ -21,21 +21,21 @@ pub struct Settings {
     pub mode: Mode,
     /// How many listeners run at once. Default: 4. With 0 nothing is delivered: for tests.
     pub workers: usize,
-    /// How many events may go straight from a commit to the listeners and not be settled yet; what exceeds it is claimed
-    /// from the table like everything else. Default: 1000.
+    /// How many events may go straight from a commit to the listeners and not be settled yet. Further events are
+    /// claimed from the table. Default: 1000.
     pub hot_queue: usize,
     /// How many events may be claimed from the table and not yet settled. Default: 1000.
     pub cold_queue: usize,
     /// How many events are claimed at once. Default: 500; a full batch is followed by the next at once.
     pub batch_size: usize,
-    /// How often an idle table is asked without a wake-up. Default: 5 s where the database tells what other processes do,
-    /// as PostgreSQL can, else half a second.
+    /// How often an idle table is polled without a wake-up. Default: 5 s if the database notifies of writes, as
+    /// PostgreSQL does, else 500 ms.
     #[serde(with = "millis::optional")]
     pub poll_interval: Option<Duration>,
-    /// Rows younger than this are left alone when the table is asked. Default: 0.
+    /// Rows younger than this are not claimed from the table. Default: 0.
     #[serde(with = "millis")]
     pub skip_recent: Duration,
-    /// How long a claim holds without being renewed; the same in all processes that read the table. Default: 30 s.
+    /// How long a claim lasts without a renewal; the same in all processes that read the table. Default: 30 s.
     #[serde(with = "millis")]
     pub lease: Duration,
     /// How long [`close`](super::Outbox::close) waits for running and queued events. Default: 5 s.
@@ -43,23 +43,23 @@ pub struct Settings {
     pub drain: Duration,
     /// Default: 10 attempts, 200 ms doubled up to 60 s.
     pub retry: RetryPolicy,
-    /// What becomes of an event that no listener of this process is for. Default: dead at once.
+    /// What happens to an event that has no listener in this process. Default: dead at once.
     pub unroutable: Unroutable,
-    /// When what is finished is deleted. Default: never.
+    /// When finished events are deleted. Default: never.
     pub purge: Option<Retention>,
-    /// What the names of metrics begin with. Default: `posthaste`.
+    /// The prefix of the names of metrics. Default: `posthaste`.
     pub metrics_prefix: String,
 }
 
-/// What becomes of an event that no listener of this process is for.
+/// What happens to an event that has no listener in this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Unroutable {
     /// It is dead at once.
     #[default]
     Dead,
-    /// It is left for other processes until it is this old, then it is dead: for deployments in which new listeners
-    /// come one process after the other.
+    /// It is left for other processes until it is this old, then it is dead: for rolling deployments, which bring a new
+    /// listener to one process after the other.
     Leave {
         /// How old it may become.
         #[serde(with = "millis")]
@@ -67,7 +67,7 @@ pub enum Unroutable {
     },
 }
 
-/// A setting that makes no sense.
+/// A setting with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("setting {setting} is {value}: {remedy}")]
 pub struct BadSetting {
@@ -81,7 +81,7 @@ impl BadSetting {
         Self { setting, value: value.to_string(), remedy }
     }
 
-    /// Which one.
+    /// The name of the setting.
     pub fn setting(&self) -> &'static str {
         self.setting
     }
@@ -115,7 +115,7 @@ impl Settings {
             _ => Ok(()),
         };
         let some_time = |setting, value: Duration| match value.is_zero() {
-            true => Err(BadSetting::new(setting, "0", "give some time")),
+            true => Err(BadSetting::new(setting, "0", "give a positive duration")),
             false => Ok(()),
         };
         positive("hot_queue", self.hot_queue)?;
@@ -148,13 +148,13 @@ impl Settings {
         }
         match self.retry {
             RetryPolicy::Exponential { base, max, .. } if base.is_zero() || max.is_zero() => {
-                Err(BadSetting::new("retry.base or retry.max", "0", "give some time"))
+                Err(BadSetting::new("retry.base or retry.max", "0", "give a positive duration"))
             }
             _ => Ok(()),
         }
     }
 
-    /// A process that only writes has no use for these: rather refused than ignored.
+    /// Refuses settings that a process that only writes would ignore.
     pub(super) fn check_writer_only(&self) -> Result<(), BadSetting> {
         let default = Self::default();
         let of_the_dispatcher = [
@@ -182,14 +182,14 @@ impl Settings {
     pub(super) fn relay_options(&self, poll_interval: Duration) -> RelayOptions {
         RelayOptions {
             workers: self.workers,
-            // One at a time for each worker: an event never waits behind a slow one while another worker is free.
+            // One at a time for each worker: an event never waits for a slow one while another worker is free.
             chunk: 1,
             batch: self.batch_size,
             max_in_flight: self.cold_queue,
             poll_interval,
             retry: self.retry.clone(),
-            // Nobody waits for a mark, and every transaction that makes one waits for the disk: few of them, with many
-            // marks each. What a crash may repeat stays far below a tenth of a second.
+            // Settling is not urgent, and every transaction waits for the disk, so few transactions settle many events
+            // each. What a crash may repeat stays far below a tenth of a second.
             settle_linger: Duration::from_millis(10),
             drain: self.drain,
             on_stop: OnStop::Deliver,

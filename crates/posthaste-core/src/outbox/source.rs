@@ -20,7 +20,7 @@ use crate::{
     heartbeat,
 };
 
-/// How soon a row is claimed again that waits for a row which another transaction has locked.
+/// The pause before the next claim while rows wait for a row that another transaction has locked.
 const LOCK_WAIT: Duration = Duration::from_millis(50);
 
 /// How many failures of one event type are logged in this time.
@@ -49,7 +49,7 @@ impl<S: Store> OutboxSource<S> {
         self
     }
 
-    /// Claims due rows, and marks suspects as started: nothing is delivered whose claim may not be known.
+    /// Claims due rows, and marks suspects as started. A row is returned only if its claim is known to have succeeded.
     async fn claim_and_start(
         &self,
         scan: &mut ScanPosition,
@@ -62,7 +62,7 @@ impl<S: Store> OutboxSource<S> {
         let unanswered = Unanswered::new(leases_rows.then_some(self), [claim_id.clone(), started.clone()]);
         let claimed = in_time(&self.table, self.claim_rows(scan, began, request)).await;
         let (mut claimed, next_due) = match claimed {
-            // The database said that it did nothing.
+            // The database reported that it changed nothing.
             Err(error) if error.kind() != FaultKind::OutcomeUnknown => {
                 unanswered.answered();
                 return Err(error);
@@ -83,7 +83,7 @@ impl<S: Store> OutboxSource<S> {
         Ok((claimed, next_due))
     }
 
-    /// Claims due rows from the scan position on, and moves it. Also returns how long until something else is due.
+    /// Claims due rows from the scan position on, and moves it. Also returns how long until the next row is due.
     async fn claim_rows(
         &self,
         scan: &mut ScanPosition,
@@ -99,6 +99,12 @@ impl<S: Store> OutboxSource<S> {
             request.after = self.cursor.scan_start(scan, began);
             claimed = store.claim(&request).await?;
         }
+        // The rows are leased, whether or not this succeeds.
+        let waits_for_lock = self.check_blocked(&claimed.blocked).await.unwrap_or_else(|error| {
+            let error = error.chain();
+            tracing::warn!(error, "failed to check blocked rows: the next sweep unblocks the orphans among them");
+            false
+        });
         let is_full = claimed.more || claimed.rows.len() >= request.limit;
         let has_suspect = claimed.rows.iter().any(|row| row.is_suspect);
         let next_due = match is_full || has_suspect || request.after.is_some() {
@@ -116,7 +122,7 @@ impl<S: Store> OutboxSource<S> {
             }
         };
         // Rows that wait for a locked row are due, but cannot be claimed in the next moment.
-        let next_due = match claimed.waits_for_lock && claimed.rows.is_empty() {
+        let next_due = match waits_for_lock && claimed.rows.is_empty() {
             true => next_due.map(|wait| wait.max(LOCK_WAIT)),
             false => next_due,
         };
@@ -132,12 +138,36 @@ impl<S: Store> OutboxSource<S> {
         if matches!(self.table.mode(), Mode::Ordered(_))
             && let Some(after) = sweeper.next_batch()
         {
-            sweeper.finished_batch(self.table.store().unblock_orphans(after, SWEEP_BATCH).await?);
+            let store = self.table.store();
+            let swept = store.blocked_rows(after, SWEEP_BATCH).await?;
+            if !swept.orphans.is_empty() {
+                store.unblock_rows(&swept.orphans).await?;
+            }
+            sweeper.finished_batch(swept.last);
         }
         Ok(())
     }
 
-    /// What must be in the row of this item, or in the owner row, for the item to be settled.
+    /// Ordered mode: a row may have been finished while a claim blocked others behind it, and nobody would unblock those. This
+    /// runs when everybody can see that they are blocked, and unblocks those whose predecessor is finished or about to be.
+    /// True if there are any.
+    async fn check_blocked(&self, blocked: &[(i64, i64)]) -> Result<bool, StoreError> {
+        if blocked.is_empty() {
+            return Ok(false);
+        }
+        let store = self.table.store();
+        let predecessors: BTreeSet<i64> = blocked.iter().map(|(_, predecessor)| *predecessor).collect();
+        let predecessors: Vec<i64> = predecessors.into_iter().collect();
+        let unlocked = store.unlocked_unfinished(&predecessors).await?;
+        let free = blocked.iter().filter(|(_, predecessor)| !unlocked.contains(predecessor));
+        let free: Vec<i64> = free.map(|(row, _)| *row).collect();
+        if !free.is_empty() {
+            store.unblock_rows(&free).await?;
+        }
+        Ok(!free.is_empty())
+    }
+
+    /// The fencing token of this item: it must be in the row, or in the owner row, when the item is settled.
     fn fencing_token(&self, item: &OutboxItem) -> String {
         match self.table.mode().leases_rows() {
             true => self.cursor.claim_id_of(item),
@@ -163,7 +193,7 @@ impl<S: Store> OutboxSource<S> {
                 self.log_lost_leases(seq, &event);
                 continue;
             }
-            // A writer has claimed it in memory since this claim began, and it may be delivered by now.
+            // A writer has pre-claimed it in memory since this claim began, and it may be delivered by now.
             if is_single && self.cursor.claims.was_claimed_meanwhile(seq) {
                 accepted.skipped_some = true;
                 continue;
@@ -191,7 +221,8 @@ impl<S: Store> OutboxSource<S> {
         accepted
     }
 
-    /// Rows that are no events become DEAD, so that nobody reads them again. If that fails, a later claim tries again.
+    /// Marks rows that cannot be read as events as DEAD, so that they are not claimed again, and releases the rows
+    /// after them. If that fails, a later claim tries again.
     async fn dead_letter_unreadable(&self, unreadable: Unreadable, token: ClaimToken) {
         let Unreadable { rows, blocked_rows, is_suspect, .. } = unreadable;
         if !rows.is_empty() {
@@ -219,7 +250,7 @@ impl<S: Store> OutboxSource<S> {
             if let Err(error) = in_time(&self.table, self.table.store().release(&leases)).await {
                 tracing::warn!(
                     error = error.chain(),
-                    "failed to release rows behind an undecodable one: they wait for their leases"
+                    "failed to release rows after an undecodable one: they wait until their leases end"
                 );
             }
         }
@@ -232,7 +263,7 @@ impl<S: Store> OutboxSource<S> {
         tracing::error!(%table, seq, id, event_type, "event is DEAD: every process that claimed it lost its lease");
     }
 
-    /// A failed attempt is a warning, an event that is given up an error; never with the payload.
+    /// Logs a failed attempt as a warning and a dead event as an error, never with the payload.
     fn log_failure(&self, settlement: &Settlement<'_, OutboxItem>) {
         // The hub logs failures of its channels in the same way as those of its other relays.
         if self.cursor.event_type.is_some() {
@@ -281,12 +312,12 @@ impl<S: Store> OutboxSource<S> {
 /// The items of a claim.
 struct Accepted {
     items: Vec<Claimed<OutboxItem>>,
-    /// Some rows were not accepted because a writer has claimed them meanwhile.
+    /// Some rows were not accepted because a writer has pre-claimed them meanwhile.
     skipped_some: bool,
 }
 
-/// Rows of a claim that cannot be read as events, and the rows of their keys behind them: whether those may be delivered is
-/// for the next claim to decide.
+/// Rows of a claim that cannot be read as events, and the rows of their keys after them. The next claim decides if
+/// those may be delivered.
 #[derive(Default)]
 struct Unreadable {
     rows: Vec<(i64, String)>,
@@ -301,8 +332,8 @@ impl Unreadable {
     }
 }
 
-/// A claim that is under way. Dropped before it is answered, its leases are released in the background. This process chose
-/// its claim ids, so it can do that without knowing which rows they hold.
+/// A running claim. If it is dropped before its result is known, its leases are released in the background. This
+/// process chose its claim ids, so it can do that without knowing which rows are leased.
 struct Unanswered<'a, S: Store> {
     source: Option<&'a OutboxSource<S>>,
     claim_ids: [String; 2],
@@ -322,15 +353,15 @@ impl<S: Store> Drop for Unanswered<'_, S> {
     fn drop(&mut self) {
         if let Some(source) = self.source {
             let table = source.table.store().table();
-            tracing::warn!(%table, "the answer to a claim was lost: releasing the rows that it may have leased");
+            tracing::warn!(%table, "the result of a claim was lost: releasing the rows that it may have leased");
             let claims = Unreleased::Claims(self.claim_ids.to_vec());
             release_in_background(source.table.clone(), source.cursor.clone(), claims);
         }
     }
 }
 
-/// Gives up on a statement that takes too long: a connection that hangs must not hold up other work. Whatever is cut off is
-/// fenced, and repeated or released.
+/// Gives up on a statement that takes too long: a connection that hangs must not delay other work. Its rows are fenced,
+/// and the caller repeats the statement or releases the rows.
 pub(super) async fn in_time<S: Store, T>(
     table: &Table<S>,
     statement: impl Future<Output = Result<T, StoreError>>,
@@ -341,7 +372,7 @@ pub(super) async fn in_time<S: Store, T>(
     }
 }
 
-/// The statement may have been carried out all the same.
+/// The statement may have taken effect all the same.
 pub(super) fn no_answer(late: Elapsed) -> StoreError {
     StoreError::new("get an answer from the database", FaultKind::OutcomeUnknown, late)
 }
@@ -388,10 +419,10 @@ impl<S: Store> Source for OutboxSource<S> {
         if accepted.skipped_some {
             next_due = Some(Duration::ZERO);
         }
-        // Rows that are due but too young would be asked for again and again.
+        // Otherwise rows that are due but too young would be polled again and again.
         next_due = next_due.map(|wait| wait.max(self.skip_recent / 4));
         if !leases_rows && table.ownership().is_kept_by(cursor.id()) {
-            // An owner that does not claim again would lose its table.
+            // An owner that does not claim again would lose the ownership.
             next_due = Some(next_due.unwrap_or(Duration::MAX).min(table.row_lease() / 3));
         }
         let next_due = next_due.filter(|_| accepted.items.len() < limit);
@@ -400,7 +431,7 @@ impl<S: Store> Source for OutboxSource<S> {
 
     async fn settle(&self, settlements: &[Settlement<'_, OutboxItem>]) -> Result<Vec<Settled>, StoreError> {
         let settling = self.cursor.claims.settling(settlements.iter().map(|settlement| &settlement.claimed.item));
-        // What was claimed under an earlier ownership is lost: another process owned the table in between.
+        // Rows claimed under an earlier ownership are lost: another process owned the table in between.
         let generation = settling.items().iter().map(|item| item.token.generation).max();
         let (mut tokens, mut updates) = (BTreeSet::<String>::new(), Vec::with_capacity(settlements.len()));
         let mut ours = settling.items().iter().peekable();
@@ -427,7 +458,7 @@ impl<S: Store> Source for OutboxSource<S> {
             self.table.suspects_settled();
         }
         if matches!(self.table.mode(), Mode::Ordered(_)) {
-            // Rows behind these may be claimable now, wherever they are in the table.
+            // Rows after these may be claimable now, wherever they are in the table.
             self.cursor.restart_scan();
             self.cursor.wakeup.wake();
         }
@@ -519,7 +550,8 @@ impl<S: Store> OutboxSource<S> {
 }
 
 impl<S: Store> Drop for OutboxSource<S> {
-    /// A source that was dropped and not closed does not keep the others from being the last. Its lease runs out.
+    /// A source that is dropped without `close` no longer counts as open, so that another can be the last one. Its
+    /// leases end by themselves.
     fn drop(&mut self) {
         self.leave();
     }

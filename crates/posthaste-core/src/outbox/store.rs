@@ -1,8 +1,8 @@
-//! What a database must do to hold an outbox: statements and nothing else, one trait for each role.
+//! The statements that a database must implement for an outbox, one trait for each role.
 //!
-//! The traits say what happened; everything that follows from it is in this crate, once for all databases: which rows are
-//! claimed ([`select`](super::select)), what this process has in flight, when leases are renewed, and what an attempt means
-//! for its row ([`RowUpdate`](super::RowUpdate)).
+//! The statements report what happened. Everything that follows from it is in this crate, once for all databases: which
+//! rows are claimed ([`select`](super::select)), what this process has in flight, when leases are renewed, and what an
+//! attempt means for its row ([`RowUpdate`](super::RowUpdate)).
 
 mod claim;
 mod lease;
@@ -14,7 +14,9 @@ mod write;
 
 use async_trait::async_trait;
 
-pub use claim::{ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, LOST_CLAIM_SCAN, Position, unblock_limit};
+pub use claim::{
+    BlockedRows, ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, LOST_CLAIM_SCAN, Position, unblock_limit,
+};
 pub use lease::{LeaseSet, LeaseStore};
 pub use notify::Notifier;
 pub use operator::{DeadFilter, OperatorStore, OutboxRow, Purge};
@@ -29,9 +31,9 @@ use super::{Mode, OpenError, TableName};
 /// # Laws of all its roles
 ///
 /// - Times are the database's own, read inside the statement: `now` in the laws is that clock.
-/// - Every method MUST be one transaction, or part of the caller's where a connection is given.
-/// - A row is *pending* while its status is NEW or RETRY. It is *unfinished* while it is pending, or DEAD where a dead head
-///   blocks its key.
+/// - Every method MUST be one transaction, or part of the caller's transaction if a connection is given.
+/// - A row is *pending* while its status is NEW or RETRY. It is *unfinished* while it is pending, or DEAD if a dead
+///   head blocks its key.
 pub trait Store:
     OwnershipStore + WriteStore + ClaimStore + LeaseStore + SettleStore + OperatorStore + Send + Sync + 'static
 {

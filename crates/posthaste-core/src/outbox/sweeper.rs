@@ -6,17 +6,17 @@ use tokio::time::Instant;
 use super::Position;
 use crate::lock;
 
-/// How many blocked rows one sweep reads.
+/// How many blocked rows one batch of a sweep reads.
 pub(super) const SWEEP_BATCH: usize = 1_000;
-/// The pause between two batches, and after the last one: however many rows are blocked, no claim waits for a sweep over all
-/// of them.
+/// The pause between two batches, and after the last one: however many rows are blocked, no claim waits for a sweep
+/// over all of them.
 const BATCH_PAUSE: Duration = Duration::from_secs(1);
 const SWEEP_PAUSE: Duration = Duration::from_secs(60);
 
 /// Ordered mode: decides when to sweep for orphans, which are blocked rows that no unfinished row precedes any more.
 ///
-/// Whoever finishes a row unblocks the rows behind it in the same transaction. Only a statement of another program (a
-/// DELETE, an UPDATE by hand) leaves an orphan.
+/// A settlement that finishes a row unblocks the rows after it in the same transaction. Only a statement of another
+/// program (a DELETE, an UPDATE by hand) leaves an orphan.
 pub(super) struct Sweeper(Mutex<Sweep>);
 
 struct Sweep {
@@ -29,7 +29,7 @@ impl Sweeper {
         Self(Mutex::new(Sweep { next: Instant::now(), after: None }))
     }
 
-    /// When it is time for a batch: after which row it begins.
+    /// `Some` if it is time for a batch, with the row after which the batch begins.
     pub(super) fn next_batch(&self) -> Option<Option<Position>> {
         let (mut sweep, now) = (lock(&self.0), Instant::now());
         if now < sweep.next {
@@ -39,7 +39,8 @@ impl Sweeper {
         Some(sweep.after)
     }
 
-    /// A batch was read. `last` is its last row if there may be more; without, the sweep starts again after a while.
+    /// A batch was read. `last` is its last row if there may be more; if it is `None`, the sweep restarts after a
+    /// pause.
     pub(super) fn finished_batch(&self, last: Option<Position>) {
         let mut sweep = lock(&self.0);
         match last {
@@ -54,7 +55,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn it_sweeps_in_batches_and_pauses_at_the_end() {
+    async fn a_sweep_pauses_between_batches_and_longer_at_its_end() {
         let sweeper = Sweeper::new();
         assert_eq!(sweeper.next_batch(), Some(None));
         assert_eq!(sweeper.next_batch(), None, "not so soon");

@@ -12,22 +12,23 @@ use super::{Mode, OpenError, OutboxItem, OutboxSource, Owner, Reader, Store};
 use crate::event::next_id;
 use crate::{Event, FaultKind, HotQueue, StoreError, Wakeup, heartbeat, lock};
 
-/// One outbox table and this process's part in it: what it holds, where it reads, and who is to be woken.
+/// One outbox table, with the state of this process: its claims, its cursors and its wake-ups.
 pub struct Table<S: Store>(Arc<Shared<S>>);
 
 struct Shared<S: Store> {
     store: S,
-    /// `None` where this process only writes.
+    /// `None` if this process only writes.
     reader: Option<Reader>,
     lease: Duration,
     /// In single-node mode.
     ownership: Ownership,
-    /// Where rows are leased: one claim of suspects may be in flight, because one of them may be what kills processes.
+    /// In the modes that lease rows: only one claim of suspects may be in flight, because one of them may crash the
+    /// process.
     suspects: Arc<Semaphore>,
     /// By event type; the dispatcher's one cursor has the empty name, which no event type can have.
     cursors: Mutex<HashMap<String, Arc<Cursor>>>,
     open_sources: AtomicUsize,
-    /// Of this process's dispatcher.
+    /// The hot queue of this process's dispatcher.
     hot_queue: OnceLock<HotQueue<OutboxItem>>,
     /// In ordered mode.
     sweeper: Sweeper,
@@ -42,8 +43,9 @@ impl<S: Store> Clone for Table<S> {
 }
 
 impl<S: Store> Table<S> {
-    /// Records the table's kind of reader, its mode with the rule for dead events, and the lease, or finds them to be the
-    /// same as before. Where rows are leased, a process that claims decides by its own lease whether another's has ended.
+    /// Records the table's kind of reader, its mode with the rule for dead events, and the lease. Fails if different
+    /// ones are recorded. In the modes that lease rows, a claimer decides by its own lease if that of another process
+    /// has ended.
     pub async fn open(store: S, reader: Reader, lease: Duration) -> Result<Self, OpenError> {
         if reader == Reader::Channels && matches!(store.mode(), Mode::Ordered(_)) {
             return Err(OpenError::Unsuitable {
@@ -57,7 +59,7 @@ impl<S: Store> Table<S> {
         Ok(Self::new(store, Some(reader), lease))
     }
 
-    /// For a process that writes and reads nothing: any kind of reader in any mode may read it elsewhere.
+    /// For a process that only writes. Any kind of reader in any mode may read the table in other processes.
     pub fn for_writing(store: S) -> Self {
         Self::new(store, None, Duration::ZERO)
     }
@@ -77,12 +79,12 @@ impl<S: Store> Table<S> {
         }))
     }
 
-    /// Whether both are this process's part in the same table.
+    /// True if both are clones of the same table.
     pub(super) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// The statements behind it.
+    /// The statements of the database.
     pub fn store(&self) -> &S {
         &self.0.store
     }
@@ -92,7 +94,12 @@ impl<S: Store> Table<S> {
     /// # Panics
     /// When the table was not opened for the dispatcher.
     pub fn dispatcher_source(&self) -> OutboxSource<S> {
-        assert_eq!(self.0.reader, Some(Reader::Dispatcher), "outbox {} was opened otherwise", self.0.store.table());
+        assert_eq!(
+            self.0.reader,
+            Some(Reader::Dispatcher),
+            "outbox {} is not read by a dispatcher",
+            self.0.store.table()
+        );
         self.source("")
     }
 
@@ -101,7 +108,7 @@ impl<S: Store> Table<S> {
     /// # Panics
     /// When the table was not opened for channels.
     pub fn channel_source(&self, event_type: &str) -> OutboxSource<S> {
-        assert_eq!(self.0.reader, Some(Reader::Channels), "outbox {} was opened otherwise", self.0.store.table());
+        assert_eq!(self.0.reader, Some(Reader::Channels), "outbox {} is not read by channels", self.0.store.table());
         self.source(event_type)
     }
 
@@ -115,26 +122,26 @@ impl<S: Store> Table<S> {
         OutboxSource::new(self.clone(), cursor)
     }
 
-    /// Makes the source that reads events of this type look now.
+    /// Makes the source of events of this type claim now.
     pub fn wake(&self, event_type: &str) {
         if let Some(cursor) = self.cursor_of(event_type) {
             cursor.wakeup.wake();
         }
     }
 
-    /// For who has just committed a transaction with events in it: makes every source look now, also those of other
-    /// processes where the database can tell them.
+    /// Call this after the commit of a transaction with events: every source claims now, also in other processes if the
+    /// database can notify them.
     pub fn committed(&self) {
         self.wake_all();
         self.0.notify_others.wake();
     }
 
-    /// Makes every source of this process look now.
+    /// Makes every source of this process claim now.
     pub(super) fn wake_all(&self) {
         lock(&self.0.cursors).values().for_each(|cursor| cursor.wakeup.wake());
     }
 
-    /// For who has written events in a transaction whose commit cannot be seen.
+    /// Call this after writing events in a transaction whose commit the outbox cannot see.
     pub fn wrote<'a>(&self, events: impl IntoIterator<Item = &'a Event>) {
         for event_type in events.into_iter().map(Event::event_type).collect::<BTreeSet<_>>() {
             if let Some(cursor) = self.cursor_of(event_type) {
@@ -144,17 +151,17 @@ impl<S: Store> Table<S> {
         self.0.notify_others.wake_soon();
     }
 
-    /// Signalled when other processes are to be told.
+    /// Signalled when other processes are to be notified.
     pub(super) fn notify_others(&self) -> &Wakeup {
         &self.0.notify_others
     }
 
-    /// Event types with something due, to find channels that nobody opened yet and rows that others inserted.
+    /// Event types with due rows, to find channels that are not open yet and rows that other processes inserted.
     pub async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
         self.0.store.pending_types().await
     }
 
-    /// A suspect is no longer in flight: the next one may be, of whatever type it is.
+    /// No suspect is in flight any more: every source may claim the next ones.
     pub(super) fn suspects_settled(&self) {
         for cursor in lock(&self.0.cursors).values() {
             cursor.restart_scan();
@@ -170,10 +177,10 @@ impl<S: Store> Table<S> {
         &self.0.ownership
     }
 
-    /// Single node: takes or keeps the ownership of the table.
+    /// Single node: acquires or keeps the ownership of the table.
     ///
-    /// It runs where no listener can delay it, and to its end: a caller whose thread is blocked half way must not keep
-    /// the renewer from the lock that it holds.
+    /// It runs on a thread where no listener can delay it, and to its end: a caller whose thread is blocked half way
+    /// must not keep a lock that the renewer needs.
     pub(super) async fn acquire_ownership(&self) -> Result<Owner, StoreError> {
         match self.0.ownership.fresh() {
             Some(generation) => Ok(Owner::Us { generation }),
@@ -203,7 +210,7 @@ impl<S: Store> Table<S> {
         self.0.store.mode()
     }
 
-    /// How long a claim holds without being renewed.
+    /// How long a claim lasts without a renewal.
     pub(super) fn lease(&self) -> Duration {
         match self.mode() {
             Mode::SingleNode => self.0.ownership.dependable_lease(),
@@ -222,7 +229,7 @@ impl<S: Store> Table<S> {
         let _ = self.0.hot_queue.set(queue);
     }
 
-    /// Where pre-claimed events go, and the cursor of the dispatcher that claims them.
+    /// The queue for pre-claimed events, and the cursor of the dispatcher that claims them.
     pub(super) fn hot_queue(&self) -> Option<(&HotQueue<OutboxItem>, Arc<Cursor>)> {
         let queue = self.0.hot_queue.get().filter(|_| self.mode().is_hot())?;
         Some((queue, lock(&self.0.cursors).get("")?.clone()))
@@ -232,7 +239,7 @@ impl<S: Store> Table<S> {
         &self.0.sweeper
     }
 
-    /// A source has ended; whether it was the last.
+    /// Subtracts a source that has ended. True if it was the last.
     pub(super) fn leave(&self) -> bool {
         self.0.open_sources.fetch_sub(1, Ordering::AcqRel) == 1
     }

@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 #[serde(try_from = "String", into = "String")]
 pub struct TableName(String);
 
-/// It could be anything but a name.
+/// The text is not a valid table name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("table name {0:?} is not 1 to 48 characters of A-Z a-z 0-9 _ that start with a letter or _")]
 pub struct BadTableName(String);
 
 impl TableName {
-    /// A name of 1 to 48 letters, digits and underscores that starts with no digit. Words that SQL reserves, such as `order`
-    /// and `user`, are names as good as any: statements quote them. PostgreSQL reads every name in lower case.
+    /// A name of 1 to 48 letters, digits and underscores that does not start with a digit. Words that SQL reserves,
+    /// such as `order` and `user`, are allowed: statements quote them. PostgreSQL reads every name in lower case.
     pub fn new(name: impl Into<String>) -> Result<Self, BadTableName> {
         let name = name.into();
         let starts_well = name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '_');
@@ -25,7 +25,7 @@ impl TableName {
         }
     }
 
-    /// As it was given.
+    /// The name as it was given.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_could_be_anything_but_a_name_is_refused() {
+    fn a_name_with_other_characters_than_letters_digits_and_underscores_is_refused() {
         for good in ["outbox_event", "_x", "T1"] {
             assert_eq!(TableName::new(good).unwrap().as_str(), good);
         }

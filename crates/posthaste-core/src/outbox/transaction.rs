@@ -11,28 +11,28 @@ use super::hot_path::HotPath;
 use super::{InTransaction, Mode, Store, Table};
 use crate::{Event, FaultKind, StoreError};
 
-/// A transaction of the service in which events are written, and whose end can be seen: committed events go straight to
+/// A transaction of the service in which events are written. The outbox sees its end: committed events go straight to
 /// the listeners of this process, and the writer's hooks are called.
 ///
-/// It dereferences to the database's connection: run the service's own statements on `&mut *transaction`. Dropped without
-/// a commit, it is rolled back.
+/// It dereferences to the database's connection: run the service's own statements on `&mut *transaction`. Dropped
+/// without a commit, it is rolled back.
 pub struct Transaction<S: Store> {
     /// `None` once a commit or a rollback has begun.
     inner: Option<S::Transaction>,
     table: Table<S>,
     hook: Option<Arc<dyn WriterHook>>,
-    /// `None` where this process has no dispatcher that could deliver what is written.
+    /// `None` if this process has no dispatcher that could deliver the events.
     hot_path: Option<HotPath>,
     /// The numbers of all rows that were written.
     rows: Vec<i64>,
-    /// At least one row was written that the dispatcher has to find in the table.
+    /// At least one row was written that is not pre-claimed, so that the dispatcher has to claim it.
     wrote_unclaimed: bool,
     /// The ids of the events that the running write has not inserted yet.
     writing: Vec<String>,
     /// The ids of events whose write failed or was dropped half way.
     interrupted: Vec<String>,
-    /// The database may have rolled the transaction back because of an error since the last statement that succeeded. The
-    /// service may have ignored that error.
+    /// The database may have rolled the transaction back because of an error since the last statement that succeeded.
+    /// The service may have ignored that error.
     is_unproven: bool,
     /// The same, as it was before the connection was last used.
     was_unproven: bool,
@@ -81,16 +81,16 @@ impl<S: Store> Transaction<S> {
         })
     }
 
-    /// Makes everything in it permanent. An error of kind [`OutcomeUnknown`](crate::FaultKind::OutcomeUnknown) means that the
-    /// connection was lost on the way: it may have committed, and then its events will be delivered. Any other error means
-    /// that it was rolled back, also if the database did so long before, because of an error that the service ignored.
+    /// Commits. An error of kind [`OutcomeUnknown`](crate::FaultKind::OutcomeUnknown) means that the connection was
+    /// lost: the transaction may have committed, and then its events will be delivered. Any other error means that it
+    /// was rolled back, perhaps long before by the database, because of an error that the service ignored.
     ///
-    /// A commit that has begun is carried through even if this future is dropped.
+    /// A commit that has begun runs to its end even if this future is dropped.
     pub async fn commit(self) -> Result<(), StoreError> {
         Uncancelled::new(self.commit_now()).await
     }
 
-    /// Rolls everything in it back.
+    /// Rolls back.
     pub async fn rollback(self) -> Result<(), StoreError> {
         Uncancelled::new(self.rollback_now()).await
     }
@@ -98,7 +98,7 @@ impl<S: Store> Transaction<S> {
     async fn commit_now(mut self) -> Result<(), StoreError> {
         let Some(mut inner) = self.inner.take() else { return Ok(()) };
         if let Err(error) = self.check_surviving(&mut inner).await {
-            // It has failed already, whatever the answer to the rollback is.
+            // The commit has failed already, whatever the rollback returns.
             let _ = self.table.store().rollback(inner).await;
             self.end(End::of_error(&error));
             return Err(error);
@@ -114,14 +114,14 @@ impl<S: Store> Transaction<S> {
     async fn rollback_now(mut self) -> Result<(), StoreError> {
         let Some(inner) = self.inner.take() else { return Ok(()) };
         let rolled_back = self.table.store().rollback(inner).await;
-        // Without an answer the connection is gone, and the transaction with it.
+        // If the rollback fails, the connection is gone, and the transaction with it.
         self.end(End::RolledBack);
         rolled_back
     }
 
     /// Fails if the transaction cannot commit any more. Rows that the database has rolled back are not delivered.
     async fn check_surviving(&mut self, connection: &mut S::Connection) -> Result<(), StoreError> {
-        // Usually a write is the last statement, and its success proves that the transaction is well.
+        // Usually a write is the last statement, and its success proves that the transaction is intact.
         if !self.is_unproven {
             return Ok(());
         }
@@ -137,14 +137,15 @@ impl<S: Store> Transaction<S> {
         self.table.is_same(table)
     }
 
-    /// Inserts events, as claimed where the hot queue has room.
+    /// Inserts events, pre-claimed as far as the hot queue has room.
     pub(super) async fn write(&mut self, events: Vec<Event>) -> Result<(), StoreError> {
         self.begin_write(&events);
         let hot_path = self.hot_path.as_ref();
         let mut permits: Vec<_> = events.iter().map(|event| hot_path.and_then(|hot| hot.permit(event))).collect();
         let claim_id = hot_path.and_then(|hot| hot.claim_id(self.table.mode()));
         let mut from = 0;
-        // Row numbers follow the order of the events, so claimed and unclaimed events are inserted as they alternate.
+        // Row numbers must follow the order of the events, so each insert has neighbours that are all pre-claimed or
+        // all not.
         while from < events.len() {
             let is_hot = permits[from].is_some();
             let count = permits[from..].iter().take_while(|permit| permit.is_some() == is_hot).count();
@@ -170,7 +171,7 @@ impl<S: Store> Transaction<S> {
         Ok(())
     }
 
-    /// Until the write has succeeded, nobody knows which of its rows are there.
+    /// Until the write has succeeded, it is unknown which of its rows exist.
     fn begin_write(&mut self, events: &[Event]) {
         self.use_connection();
         self.interrupted.append(&mut self.writing);
@@ -179,7 +180,7 @@ impl<S: Store> Transaction<S> {
         self.was_unproven &= !self.rows.is_empty();
     }
 
-    /// The connection is used: nobody knows what happens on it until a write succeeds.
+    /// The connection is used: until a write succeeds, the transaction may have been rolled back by an error on it.
     fn use_connection(&mut self) {
         self.was_unproven = self.is_unproven;
         self.is_unproven = true;
@@ -188,7 +189,7 @@ impl<S: Store> Transaction<S> {
     fn open_connection(&mut self) -> &mut S::Connection {
         match &mut self.inner {
             Some(inner) => inner,
-            None => unreachable!("only commit and rollback take it, and they take the transaction"),
+            None => unreachable!("only commit and rollback empty it, and they consume the transaction"),
         }
     }
 
@@ -212,11 +213,11 @@ impl<S: Store> Transaction<S> {
         }
     }
 
-    /// The rows of writes that failed or were dropped half way may be there and pre-claimed.
+    /// Releases the rows of writes that failed or were dropped half way: they may exist and be pre-claimed.
     fn end_interrupted(&mut self, end: End) {
         self.interrupted.append(&mut self.writing);
         let mut ids = std::mem::take(&mut self.interrupted);
-        // A write that failed because its event was written before has left nothing behind.
+        // A write that failed because its event was written before has left no row.
         ids.retain(|id| !self.hot_path.as_ref().is_some_and(|hot_path| hot_path.has(id)));
         if ids.is_empty() || end == End::RolledBack {
             return;
@@ -245,7 +246,7 @@ impl<S: Store> Deref for Transaction<S> {
     fn deref(&self) -> &S::Connection {
         match &self.inner {
             Some(inner) => inner,
-            None => unreachable!("only commit and rollback take it, and they take the transaction"),
+            None => unreachable!("only commit and rollback empty it, and they consume the transaction"),
         }
     }
 }
@@ -265,7 +266,7 @@ impl<S: Store> Drop for Transaction<S> {
     }
 }
 
-/// Runs to its end even if the caller drops it: then the rest of it becomes a task of its own.
+/// A future that runs to its end even if the caller drops it: the rest of it then runs as a task.
 struct Uncancelled<T: Send + 'static>(Option<BoxFuture<'static, T>>);
 
 impl<T: Send + 'static> Uncancelled<T> {

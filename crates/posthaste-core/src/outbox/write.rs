@@ -15,7 +15,7 @@ pub enum WriteError {
     /// The writer's hook refused it.
     #[error("the writer hook refused the events")]
     Hook(#[source] HookError),
-    /// The database did not take it; the transaction is the caller's to roll back.
+    /// The database failed to insert it. The caller must roll the transaction back.
     #[error(transparent)]
     Store(#[from] StoreError),
 }
@@ -41,7 +41,7 @@ pub(super) async fn write_all<S: Store>(
         return Ok(Vec::new());
     }
     let ids: Vec<String> = events.iter().map(|event| event.id().to_owned()).collect();
-    // A transaction that another outbox began is to this one like any other of the service.
+    // A transaction that another outbox began is treated like any other transaction of the service.
     match transaction.begun_by_outbox().filter(|begun| begun.is_of(table)) {
         Some(begun) => begun.write(events).await?,
         None => {

@@ -3,15 +3,15 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-/// A statement that takes longer than this holds up new deliveries until it is answered.
+/// A statement that takes longer than this blocks new deliveries until it has finished.
 const SLOW_STATEMENT: Duration = Duration::from_millis(500);
 
-/// Decides whether the workers may start new deliveries.
+/// Decides if the workers may start new deliveries.
 ///
-/// A delivery whose outcome is not recorded is repeated after a crash. So the relay starts nothing new while outcomes
-/// cannot be recorded or leases cannot be renewed: what a crash repeats stays within what was on its way.
+/// After a crash, deliveries whose outcome was not settled are repeated. So the relay starts no delivery while it
+/// cannot settle outcomes or renew leases: a crash then repeats only the deliveries that had already started.
 pub(super) struct Backpressure {
-    /// Outcomes that are known and not recorded.
+    /// The number of outcomes that are known and not settled.
     unsettled: AtomicUsize,
     max_unsettled: usize,
     pub(super) settling: Statement,
@@ -22,26 +22,26 @@ pub(super) struct Backpressure {
 /// The state of one kind of statement. Times are microseconds on the relay's clock.
 #[derive(Default)]
 pub(super) struct Statement {
-    /// When the statement that is under way was sent; 0 when none is.
+    /// When the running statement was sent; 0 if none is running.
     sent: AtomicU64,
     failing: AtomicBool,
 }
 
 impl Statement {
-    fn holds_up(&self, now: u64) -> bool {
+    fn blocks_start(&self, now: u64) -> bool {
         let sent = self.sent.load(Ordering::Acquire);
         let is_slow = sent != 0 && now.saturating_sub(sent) > SLOW_STATEMENT.as_micros() as u64;
         is_slow || self.is_failing()
     }
 
-    /// True while the last attempt failed.
+    /// True if the last attempt failed.
     pub(super) fn is_failing(&self) -> bool {
         self.failing.load(Ordering::Acquire)
     }
 }
 
 impl Backpressure {
-    /// `max_unsettled` is how many outcomes may wait to be recorded before nothing new is started.
+    /// `max_unsettled` is the number of unsettled outcomes at which no new delivery starts.
     pub(super) fn new(max_unsettled: usize) -> Self {
         Self {
             unsettled: AtomicUsize::new(0),
@@ -55,8 +55,8 @@ impl Backpressure {
     /// True if a delivery may start now.
     pub(super) fn allows_start(&self, now: u64) -> bool {
         self.unsettled.load(Ordering::Acquire) < self.max_unsettled
-            && !self.settling.holds_up(now)
-            && !self.renewing.holds_up(now)
+            && !self.settling.blocks_start(now)
+            && !self.renewing.blocks_start(now)
     }
 
     /// Waits until [`allows_start`](Self::allows_start) is true. Only a finished statement can make it true again, so
@@ -71,12 +71,12 @@ impl Backpressure {
         }
     }
 
-    /// An outcome is known and waits to be recorded.
+    /// Counts an outcome that is known and waits to be settled.
     pub(super) fn add_unsettled(&self) {
         self.unsettled.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The outcomes of these many items are recorded.
+    /// Subtracts outcomes that are settled.
     pub(super) fn remove_unsettled(&self, count: usize) {
         self.unsettled.fetch_sub(count, Ordering::AcqRel);
         self.eased.notify_waiters();
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_starts_while_a_statement_is_slow_or_failing_or_too_many_outcomes_wait() {
+    fn no_delivery_starts_while_a_statement_is_slow_or_failing_or_too_many_outcomes_wait() {
         let backpressure = Backpressure::new(2);
         assert!(backpressure.allows_start(1));
         for statement in [&backpressure.settling, &backpressure.renewing] {

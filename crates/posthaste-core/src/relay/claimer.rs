@@ -10,7 +10,8 @@ use super::shared::Shared;
 use crate::wakeup::PROBES;
 use crate::{Backoff, Signal, Source};
 
-/// Below this share of a batch, a claim waits a moment for more room: many small claims cost more than one larger.
+/// A claim is worthwhile when there is room for one part in this many of a batch. With less room the claimer waits a
+/// moment for more: many small claims cost more than one large claim.
 const WORTH_CLAIMING: usize = 4;
 
 /// Claims whenever there is room and something may be due, until `stop`.
@@ -28,13 +29,16 @@ pub(super) async fn claim<S: Source>(shared: Arc<Shared<S>>, stop: CancellationT
         shared.next_due.forget_due(asked);
         let before = shared.clock.now();
         let limit = shared.in_flight.room().min(shared.options.batch.max(1));
-        // Not cut short as long as the drain time lasts: a claim whose answer is thrown away stays claimed until its lease
-        // ends.
+        // A stop does not cancel the claim before the drain time is over: the items of a cancelled claim stay claimed
+        // until their lease ends.
         let claimed = tokio::select! {
             biased;
             claimed = shared.source.claim(limit) => claimed,
             () = drained(shared, stop) => {
-                tracing::warn!(relay = shared.name, "the source did not answer a claim before the stop: items that it leased wait until their lease ends");
+                tracing::warn!(
+                    relay = shared.name,
+                    "a claim did not finish within the drain time: its items stay claimed until their lease ends"
+                );
                 return;
             }
         };
@@ -83,12 +87,12 @@ async fn drained<S: Source>(shared: &Shared<S>, stop: &CancellationToken) {
     sleep(shared.options.drain).await;
 }
 
-/// Waits until something may be claimed, and a moment longer for enough room to make it worth while.
+/// Waits until there is room for a claim, and a moment longer for enough room to make it worthwhile.
 async fn room<S: Source>(shared: &Shared<S>) {
     let worth = (shared.options.batch / WORTH_CLAIMING).min(shared.options.max_in_flight / 2).max(1);
     let mut patience = None;
     loop {
-        // Made before looking, so that what is freed in between is not missed.
+        // Created before the check, so that room freed in between is not missed.
         let freed = shared.in_flight.freed.notified();
         let room = shared.in_flight.room();
         if !shared.backpressure.settling.is_failing() {

@@ -20,7 +20,7 @@ pub(super) struct Completions<T> {
     urgent: AtomicBool,
 }
 
-/// What the settler takes from the buffer at a time.
+/// What the settler removes from the buffer at a time.
 pub(super) struct Batch<T> {
     pub(super) completed: Vec<Completion<T>>,
     pub(super) released: Vec<Arc<InFlightItem<T>>>,
@@ -31,7 +31,7 @@ pub(super) struct Completion<T> {
     pub(super) item: Arc<InFlightItem<T>>,
     pub(super) disposition: Disposition,
     pub(super) took: Duration,
-    /// How often the store refused this settlement for good.
+    /// How often the store refused this settlement with a permanent error.
     pub(super) refusals: u32,
     /// How often the row was locked by another transaction.
     pub(super) lock_waits: u32,
@@ -47,8 +47,8 @@ impl<T> Completions<T> {
         }
     }
 
-    /// Adds an outcome, and what is released because of it. Wakes the settler for the first outcome of a batch, for an urgent
-    /// one, and when `enough` outcomes wait.
+    /// Adds an outcome, and the items that are released because of it. Wakes the settler for the first outcome of a
+    /// batch, for an urgent one, and when `enough` outcomes wait.
     pub(super) fn push(&self, completion: Completion<T>, released: Run<T>, enough: usize) {
         let is_urgent = completion.item.claimed.urgent;
         if is_urgent {
@@ -69,7 +69,7 @@ impl<T> Completions<T> {
         self.added.notify_one();
     }
 
-    /// Takes at most one batch of outcomes, and everything that is to be released.
+    /// Removes and returns at most one batch of outcomes, and all items to release.
     pub(super) fn take_batch(&self) -> Batch<T> {
         self.urgent.store(false, Ordering::Release);
         let mut waiting = lock(&self.waiting);
@@ -88,8 +88,8 @@ impl<T> Completions<T> {
         lock(&self.waiting).completed.len()
     }
 
-    /// True if only a few outcomes of hot items wait. Nobody waits for those: no row in the store is blocked by them, no
-    /// claim needs their place, and the hot queue has room as long as fewer than `enough` of them wait.
+    /// True if only a few outcomes wait, all of hot items. Settling these is not urgent: no row in the store is blocked
+    /// by them, no claim needs their place, and the hot queue has room as long as fewer than `enough` of them wait.
     pub(super) fn may_linger(&self, enough: usize) -> bool {
         let waiting = lock(&self.waiting);
         let are_few = (1..enough).contains(&waiting.completed.len()) && waiting.released.is_empty();
@@ -100,7 +100,7 @@ impl<T> Completions<T> {
         self.urgent.load(Ordering::Acquire)
     }
 
-    /// True if an urgent outcome was added since this was last asked.
+    /// True if an urgent outcome was added since the last call.
     pub(super) fn take_urgent(&self) -> bool {
         self.urgent.swap(false, Ordering::AcqRel)
     }

@@ -7,17 +7,18 @@ use super::renewer::deadline;
 use super::shared::Shared;
 use crate::{Claimed, Source};
 
-/// The hot queue of a relay: items that their writer has claimed at their insert go straight to the workers, and nobody has
-/// to search for them in the source.
+/// The hot queue of a relay: items that their writer inserted pre-claimed go straight to the workers, and need not be
+/// claimed from the source.
 ///
-/// It has a capacity of its own. An item that finds it full waits in the source to be claimed like any other.
+/// It has a capacity of its own. When it is full, a new item waits in the source to be claimed like any other.
 pub struct HotQueue<T> {
-    /// Weak, because the relay holds the source, and the source holds this queue: neither would ever be dropped.
+    /// Weak, because the relay owns the source, and the source owns this queue: otherwise neither would ever be
+    /// dropped.
     relay: Weak<dyn HotRelay<T>>,
     permits: Arc<Semaphore>,
 }
 
-/// The relay behind a hot queue, whatever its source is.
+/// The relay of a hot queue, without the type of its source.
 trait HotRelay<T>: Send + Sync {
     fn now(&self) -> u64;
     fn lease(&self) -> Duration;
@@ -31,7 +32,7 @@ trait HotRelay<T>: Send + Sync {
 /// A place in the hot queue for one item.
 pub struct HotPermit(OwnedSemaphorePermit);
 
-/// Until when a hot item may be delivered. It is taken before the item is claimed.
+/// The time until which a hot item may be delivered. It must be computed before the item is claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HotDeadline(u64);
 
@@ -54,7 +55,8 @@ impl<T: Send + Sync + 'static> HotQueue<T> {
         self.relay.upgrade().is_some_and(|relay| relay.is_open())
     }
 
-    /// A place for one item, if there is one. `None` is counted as dropped: the item waits in the source.
+    /// Returns a place for one item. `None` if there is no room, which is counted as dropped: the item waits in the
+    /// source.
     pub fn permit(&self) -> Option<HotPermit> {
         let relay = self.relay.upgrade()?;
         let permit = self.permits.clone().try_acquire_owned().ok().filter(|_| !relay.is_over_bytes());
@@ -71,14 +73,14 @@ impl<T: Send + Sync + 'static> HotQueue<T> {
         }
     }
 
-    /// Until when an item may be delivered whose lease starts now or later.
+    /// The deadline of an item whose lease starts now or later.
     pub fn deadline(&self) -> HotDeadline {
         let relay = self.relay.upgrade();
         HotDeadline(relay.map_or(0, |relay| deadline(relay.now(), relay.lease())))
     }
 
-    /// Delivers items that are claimed since `deadline` was taken. Returns those that are too late, or whose relay stops:
-    /// the caller releases them.
+    /// Delivers items that were claimed after the deadline `until` was computed. If it has passed, or if the relay is
+    /// stopping, returns the items as an error, and the caller must release them.
     pub fn push(&self, items: Vec<(Claimed<T>, HotPermit)>, until: HotDeadline) -> Result<(), Vec<Claimed<T>>> {
         match self.relay.upgrade().filter(|relay| relay.now() < until.0) {
             Some(relay) => {

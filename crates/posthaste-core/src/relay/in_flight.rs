@@ -38,7 +38,7 @@ pub(crate) struct InFlightItem<T> {
     claim: u64,
     /// Microseconds on the relay's clock after which the item must not be delivered; 0 once its lease is lost.
     deadline: AtomicU64,
-    /// The item must not be started, although it is still in flight.
+    /// The item must not be delivered, although it is still in flight.
     revoked: AtomicBool,
     /// Hot items only: the item's place in the hot queue, which is free again when the item is settled.
     permit: Option<OwnedSemaphorePermit>,
@@ -65,8 +65,8 @@ impl<T> InFlight<T> {
         }
     }
 
-    /// Adds the items of one claim, to be delivered before `deadline`. Returns them as runs: the items of one key in their
-    /// order, every item without a key alone.
+    /// Adds the items of one claim, to be delivered before `deadline`. Returns them as runs: the items of one key in
+    /// their order, every item without a key alone.
     pub(super) fn add(&self, items: Vec<Claimed<T>>, deadline: u64) -> Vec<Run<T>> {
         let mut runs: Vec<Run<T>> = Vec::with_capacity(items.len());
         let mut run_of_key: HashMap<Arc<str>, usize> = HashMap::new();
@@ -88,7 +88,7 @@ impl<T> InFlight<T> {
         runs
     }
 
-    /// Adds hot items, unless the relay stops: then they are returned.
+    /// Adds hot items. Returns them as an error if the relay is stopping.
     pub(super) fn add_hot(
         &self,
         items: Vec<(Claimed<T>, OwnedSemaphorePermit)>,
@@ -121,8 +121,8 @@ impl<T> InFlight<T> {
         self.freed.notify_waiters();
     }
 
-    /// Revokes what one claim brought of the same key as an item whose lease was lost. Another process has the lost item
-    /// now, so nothing behind it may be delivered before it.
+    /// Revokes the items with the same key and of the same claim as an item whose lease was lost. Another process may
+    /// have claimed the lost item, so no item after it may be delivered before it.
     pub(super) fn revoke_run(&self, lost: &InFlightItem<T>) {
         let Some(key) = &lost.claimed.key else { return };
         for item in lock(&self.table).items.values() {
@@ -157,7 +157,7 @@ impl<T> InFlight<T> {
         table.items.drain().map(|(_, item)| item).collect()
     }
 
-    /// From now on, hot items are refused.
+    /// Refuses hot items from now on.
     pub(super) fn refuse_hot(&self) {
         lock(&self.table).accepts_hot = false;
     }
@@ -220,12 +220,12 @@ impl<T> InFlightItem<T> {
         self.deadline.load(Ordering::Relaxed)
     }
 
-    /// Its lease was renewed.
+    /// Extends the deadline after a renewal.
     pub(super) fn extend(&self, deadline: u64) {
         self.deadline.store(deadline, Ordering::Relaxed);
     }
 
-    /// Its lease is lost.
+    /// Marks the lease as lost.
     pub(super) fn lose(&self) {
         self.deadline.store(0, Ordering::Relaxed);
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 use crate::metric_names as names;
 use crate::{Disposition, Settled};
 
-/// What a relay counts, from its own events and never from a table scan.
+/// The metrics of a relay. It counts as it works and never scans a table.
 pub(super) struct RelayMetrics {
     hot: Counter,
     hot_dropped: Counter,
@@ -73,7 +73,7 @@ impl RelayMetrics {
         self.cold_depth.set(cold as f64);
     }
 
-    /// Counted by name when it happens: no healthy relay has this metric.
+    /// Registers the metric at the first panic, so that a healthy relay does not have it.
     pub(super) fn panicked(&self, task: &'static str) {
         let name = names::prefixed(&self.prefix, names::TASK_PANICS);
         metrics::counter!(name, "task" => format!("{}:{task}", self.relay)).increment(1);

@@ -7,16 +7,16 @@ use tokio::time::Instant;
 use super::LONGEST_WAIT;
 use crate::lock;
 
-/// When the next retry is due that this relay has settled itself. The claimer sleeps until then at most.
+/// When the next retry is due, among those that this relay settled. The claimer sleeps until then at most.
 #[derive(Default)]
 pub(super) struct NextDue {
     at: Mutex<Option<Instant>>,
-    /// Notified when something is due earlier than the claimer knows.
+    /// Notified when an item is due earlier than the claimer knows.
     pub(super) moved: Notify,
 }
 
 impl NextDue {
-    /// Something is due again after `wait`.
+    /// An item is due again after `wait`.
     pub(super) fn expect(&self, wait: Duration) {
         let due = Instant::now() + wait.min(LONGEST_WAIT);
         let mut at = lock(&self.at);
@@ -30,7 +30,7 @@ impl NextDue {
         *lock(&self.at)
     }
 
-    /// The claimer is about to claim what is due by now.
+    /// Removes a time that has passed: the claimer is about to claim everything that is due.
     pub(super) fn forget_due(&self, now: Instant) {
         lock(&self.at).take_if(|at| *at <= now);
     }

@@ -9,10 +9,10 @@ use crate::lock;
 /// Items of one key in the order of their delivery; an item without a key is a run by itself.
 pub(super) type Run<T> = VecDeque<Arc<InFlightItem<T>>>;
 
-/// How many hot runs go before a cold one that waits.
+/// How many hot runs are delivered before a waiting cold run.
 const HOT_TO_COLD: u32 = 2;
 
-/// Claimed runs that wait for a worker. Bounded by the relay's capacity, not by itself.
+/// Claimed runs that wait for a worker. The limits on items in flight bound its size.
 pub(super) struct Queue<T> {
     waiting: Mutex<Waiting<T>>,
     ready: Notify,
@@ -23,7 +23,7 @@ struct Waiting<T> {
     hot: VecDeque<Run<T>>,
     /// Claimed from the source.
     cold: VecDeque<Run<T>>,
-    /// How many hot runs went since the last cold one.
+    /// How many hot runs were popped since the last cold one.
     hot_in_a_row: u32,
 }
 
@@ -32,7 +32,7 @@ impl<T> Waiting<T> {
         self.hot.len() + self.cold.len()
     }
 
-    /// Hot before cold, but a cold one after every two hot ones.
+    /// Pops a hot run if there is one, but a waiting cold run after every two hot ones.
     fn next(&mut self) -> Option<Run<T>> {
         let is_cold_next = self.hot_in_a_row >= HOT_TO_COLD && !self.cold.is_empty();
         if !is_cold_next && let Some(run) = self.hot.pop_front() {
@@ -60,7 +60,7 @@ impl<T> Queue<T> {
         self.ready.notify_one();
     }
 
-    /// The rest of a run whose head has just been delivered goes on before anything else of its kind.
+    /// Adds the rest of a run whose head was just delivered, before all other cold runs.
     pub(super) fn push_front(&self, run: Run<T>) {
         lock(&self.waiting).cold.push_front(run);
         self.ready.notify_one();
@@ -79,12 +79,12 @@ impl<T> Queue<T> {
         self.ready.notify_one();
     }
 
-    /// Waits until there is something, then takes at most `limit` runs.
+    /// Waits until there is a run, then pops at most `limit` runs.
     pub(super) async fn pop(&self, limit: usize) -> Vec<Run<T>> {
         loop {
             let notified = self.ready.notified();
-            if let Some(taken) = self.try_pop(limit) {
-                return taken;
+            if let Some(popped) = self.try_pop(limit) {
+                return popped;
             }
             notified.await;
         }
@@ -96,12 +96,12 @@ impl<T> Queue<T> {
             return None;
         }
         let count = limit.clamp(1, waiting.len());
-        let taken = (0..count).map_while(|_| waiting.next()).collect();
+        let popped = (0..count).map_while(|_| waiting.next()).collect();
         if waiting.len() > 0 {
-            // One push wakes one worker; each worker that leaves something wakes the next.
+            // One push wakes one worker; each worker that leaves runs in the queue wakes the next.
             self.ready.notify_one();
         }
-        Some(taken)
+        Some(popped)
     }
 
     pub(super) fn take_all(&self) -> Vec<Run<T>> {
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn hot_goes_before_cold_two_to_one() {
+    async fn two_hot_runs_are_popped_before_each_cold_run() {
         let queue = Queue::new();
         queue.push(runs(&["c1", "c2"]));
         queue.push_hot(runs(&["h1", "h2", "h3", "h4", "h5"]));

@@ -8,7 +8,7 @@ use super::in_flight::InFlightItem;
 use super::shared::Shared;
 use crate::{Settled, Source};
 
-/// Renews the leases of claimed items, of those that wait and of those that are being delivered, until `end`.
+/// Renews the leases of all items in flight, waiting or being delivered, until `end`.
 pub(super) async fn renew<S: Source>(shared: Arc<Shared<S>>, end: CancellationToken) {
     let lease = shared.source.lease();
     let mut next = Instant::now() + lease / 3;
@@ -19,7 +19,8 @@ pub(super) async fn renew<S: Source>(shared: Arc<Shared<S>>, end: CancellationTo
             () = sleep_until(next) => {}
             () = shared.renew_soon.notified() => {}
         }
-        // Counted from before the statement is sent: when the store takes long to answer, the next renewal comes sooner.
+        // Counted from before the statement is sent: when the store takes long to respond, the next renewal comes
+        // sooner.
         let started = Instant::now();
         next = match renew_all(&shared, lease).await {
             true => started + lease / 3,
@@ -28,7 +29,7 @@ pub(super) async fn renew<S: Source>(shared: Arc<Shared<S>>, end: CancellationTo
     }
 }
 
-/// Renews everything that has lost a quarter of its lease; false if it has to be tried again soon.
+/// Renews every item that has used a quarter of its lease. False if it has to be tried again soon.
 async fn renew_all<S: Source>(shared: &Shared<S>, lease: Duration) -> bool {
     let before = shared.clock.now();
     let mut items = shared.in_flight.all();
@@ -81,7 +82,7 @@ fn apply<S: Source>(
     all_answered
 }
 
-/// Items whose deadline is earlier than this are renewed: they have lost a quarter of their lease.
+/// Items whose deadline is earlier than this are renewed: they have used a quarter of their lease.
 pub(super) fn worth_renewing(now: u64, lease: Duration) -> u64 {
     deadline(now, lease).saturating_sub(lease.as_micros() as u64 / 4)
 }

@@ -21,7 +21,7 @@ const MOST_RELEASES: u32 = 5;
 /// The longest wait before a store that failed, or a row that another transaction locked, is tried again.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// Records outcomes in groups, and at the `end` what is left.
+/// Settles outcomes in batches, and at the `end` those that are left.
 pub(super) async fn settle<S: Source>(shared: Arc<Shared<S>>, end: CancellationToken) {
     let mut settler = Settler { shared: &*shared, postponed: Vec::new(), linger_until: Instant::now() };
     while !end.is_cancelled() {
@@ -36,7 +36,7 @@ pub(super) async fn settle<S: Source>(shared: Arc<Shared<S>>, end: CancellationT
     settler.flush(&end).await;
 }
 
-/// Waits for a first outcome, then as long as it pays for more.
+/// Waits for a first outcome, then a moment longer while more are expected.
 async fn gather<S: Source>(shared: &Shared<S>) {
     shared.completions.added.notified().await;
     let until = Instant::now() + shared.options.settle_linger;
@@ -49,8 +49,8 @@ async fn gather<S: Source>(shared: &Shared<S>) {
 
 struct Settler<'a, S: Source> {
     shared: &'a Shared<S>,
-    /// Outcomes that could not be recorded while others could, each with the time of its next try. None is given up:
-    /// an item without an outcome on record would be neither done nor due.
+    /// Outcomes that could not be settled while others could, each with the time of its next try. None is given up:
+    /// an item that is never settled would be neither done nor due.
     postponed: Vec<(Instant, Completion<S::Item>)>,
     /// Outcomes of hot items wait until then for more of them.
     linger_until: Instant,
@@ -65,8 +65,8 @@ impl<S: Source> Settler<'_, S> {
         }
     }
 
-    /// Records everything that waits. Outcomes of hot items stay there until `linger_until`, so that many writers at
-    /// once make few statements, or until the `end`.
+    /// Settles and releases everything in the completion buffer. Outcomes of hot items stay there until `linger_until`
+    /// or the `end`, so that many concurrent writers cause few statements.
     async fn flush(&mut self, end: &CancellationToken) {
         let shared = self.shared;
         // At the end every postponed outcome gets one last try.
@@ -84,7 +84,7 @@ impl<S: Source> Settler<'_, S> {
             let now = Instant::now();
             let due =
                 self.postponed.extract_if(.., |(due, _)| is_last_try || *due <= now).map(|(_, completion)| completion);
-            // What the store has refused would make it refuse the others, too.
+            // An outcome that the store refused before would make it refuse the whole batch.
             let (refused, waited): (Vec<_>, Vec<_>) = due.partition(|completion| completion.refusals > 0);
             completed.extend(waited);
             is_last_try = false;
@@ -102,8 +102,8 @@ impl<S: Source> Settler<'_, S> {
         }
     }
 
-    /// Tries until the store answers. Meanwhile nothing is claimed and nothing new is started: what is known must be on
-    /// record first.
+    /// Tries until the store accepts or refuses the outcomes. Meanwhile nothing is claimed and no delivery starts: the
+    /// known outcomes must be settled first.
     async fn settle_all(&mut self, completed: Vec<Completion<S::Item>>) {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         while !completed.is_empty() {
@@ -117,8 +117,8 @@ impl<S: Source> Settler<'_, S> {
         }
     }
 
-    /// The store refused a batch for good: one outcome that cannot be recorded must not keep the others from it. Those that
-    /// it refuses one by one, too, are postponed.
+    /// The store refused a batch with a permanent error. Settles the outcomes one by one, because one bad outcome must
+    /// not block the others. Outcomes that the store refuses again are postponed.
     async fn settle_one_by_one(&mut self, completed: Vec<Completion<S::Item>>, error: &StoreError) {
         let is_alone = completed.len() == 1;
         let (mut refused, mut succeeded) = (Vec::new(), false);
@@ -142,8 +142,8 @@ impl<S: Source> Settler<'_, S> {
                 None => refused.push(one),
             }
         }
-        // When it refuses each of several that it never refused before, it may be no item's fault: then nothing new is
-        // started until one of them is tried again.
+        // If the store refuses each of several outcomes for the first time, the cause may be the store and not an item:
+        // then no delivery starts until one of them is tried again.
         if succeeded || is_alone || refused.iter().any(|one| one.refusals > 0) {
             self.answered(true);
         }
@@ -161,7 +161,7 @@ impl<S: Source> Settler<'_, S> {
         }
     }
 
-    /// The store could not be asked, or did not answer.
+    /// Logs that the store is out of reach or did not respond, and waits.
     async fn pause(&self, error: &StoreError, backoff: &mut Backoff) {
         tracing::warn!(
             relay = self.shared.name,
@@ -177,7 +177,7 @@ impl<S: Source> Settler<'_, S> {
         self.shared.in_flight.freed.notify_waiters();
     }
 
-    /// One attempt. A panic of the store is an error like any other, so that no outcome is orphaned.
+    /// One attempt. A panic of the store is an error like any other, so that no outcome is lost.
     async fn settle_some(&self, completed: &[Completion<S::Item>]) -> Result<Vec<Settled>, StoreError> {
         let settlements = completed.iter().map(|completion| Settlement {
             claimed: &completion.item.claimed,
@@ -226,7 +226,7 @@ impl<S: Source> Settler<'_, S> {
             let Err(error) = answer else { break };
             tracing::warn!(relay = self.shared.name, error = error.chain(), "failed to release claims; trying again");
             if error.kind() == FaultKind::Permanent && attempt >= MOST_RELEASES {
-                // Outcomes wait behind this, and leases end by themselves.
+                // Outcomes wait for this to finish, and the leases end by themselves.
                 break;
             }
             sleep(backoff.next_pause()).await;

@@ -15,7 +15,7 @@ use super::renewer::worth_renewing;
 use crate::sink::Reporter;
 use crate::{Claimed, Delivery, Disposition, Outcome, Source, decide};
 
-/// What the tasks of one relay share.
+/// The state that the tasks of one relay share.
 pub(super) struct Shared<S: Source> {
     pub(super) name: String,
     pub(super) source: Arc<S>,
@@ -55,7 +55,7 @@ impl<S: Source> Shared<S> {
         }
     }
 
-    /// Queues what was claimed, to be delivered before `deadline`.
+    /// Queues claimed items, to be delivered before `deadline`.
     pub(super) fn accept(&self, items: Vec<Claimed<S::Item>>, deadline: u64) {
         self.metrics.claimed(items.len());
         self.queue.push(self.in_flight.add(items, deadline));
@@ -63,27 +63,28 @@ impl<S: Source> Shared<S> {
         self.renew_if_old(deadline);
     }
 
-    /// A claim whose answer took long, and a transaction that took long to commit, bring items with little time left.
+    /// A slow claim, or a transaction that was slow to commit, brings items with little of their lease left.
     pub(super) fn renew_if_old(&self, deadline: u64) {
         if deadline < worth_renewing(self.clock.now(), self.source.lease()) {
             self.renew_soon.notify_one();
         }
     }
 
-    /// Waits until new deliveries may start, then takes at most one chunk of runs from the queue.
+    /// Waits until new deliveries may start, then pops at most one chunk of runs from the queue.
     pub(super) async fn next_runs(&self) -> Vec<Run<S::Item>> {
         loop {
             let runs = self.queue.pop(self.options.chunk).await;
             if self.backpressure.allows_start(self.clock.now()) {
                 return runs;
             }
-            // The queue keeps them meanwhile, so that a stop finds them there.
+            // They wait in the queue, where a stop finds them.
             self.queue.put_back(runs);
             self.backpressure.eased(|| self.clock.now()).await;
         }
     }
 
-    /// Turns the heads of runs into deliveries. A run whose lease has ended is released: another process may have it.
+    /// Turns the heads of runs into deliveries. A run whose lease has ended is released: another process may have
+    /// claimed it.
     pub(super) fn start(shared: &Arc<Self>, runs: Vec<Run<S::Item>>) -> Vec<Delivery<S::Item>> {
         let now = shared.clock.now();
         let mut deliveries = Vec::with_capacity(runs.len());
@@ -113,7 +114,7 @@ impl<S: Source> Shared<S> {
         self.completions.has_room() && self.in_flight.len() > self.completions.len()
     }
 
-    /// So many outcomes of hot items are settled without waiting for more.
+    /// When this many outcomes of hot items wait, they are settled without waiting for more.
     pub(super) fn enough_completions(&self) -> usize {
         self.options.settle_batch.min(self.in_flight.hot_capacity() / 2)
     }
@@ -149,7 +150,7 @@ impl<S: Source> Reporter<S::Item> for Shared<S> {
         let jitter = (self.options.jitter)();
         let claimed = &item.claimed;
         let disposition = decide(&self.options.retry, claimed.attempt, claimed.budget, outcome, jitter);
-        // The rest of a run is delivered only behind a head that is done.
+        // The rest of a run is delivered only after a head that is done.
         let (next, released) = match disposition == Disposition::Done {
             true => (rest, Run::new()),
             false => (Run::new(), rest),

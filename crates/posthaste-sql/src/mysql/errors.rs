@@ -3,16 +3,16 @@ use sqlx::mysql::MySqlDatabaseError;
 
 use crate::session::Failed;
 
-/// Classes of SQLSTATE that say nothing about the statement: connection, transaction (deadlock).
+/// Classes of SQLSTATE whose cause is not the statement itself: connection, transaction (deadlock).
 const TRANSIENT: [&str; 2] = ["08", "40"];
-/// Most have no class of their own. Resources: disk, memory, connections. A lock was not to be had in time, or the row
-/// has changed since. The statement was ended by somebody or by a limit of time. The server is a replica just now, or
-/// not yet a member of its cluster.
+/// Most of these errors have no class of their own. Resources are exhausted: disk, memory, connections. A lock was not
+/// granted in time, or the row has changed since. An operator or a time limit ended the statement. The server is a
+/// replica at the moment, or not yet a member of its cluster.
 const ALSO_TRANSIENT: [u16; 22] = [
     1021, 1037, 1038, 1040, 1041, 1135, 1203, 1226, 1205, 1020, 1053, 1317, 1927, 1969, 3024, 4031, 1047, 1290, 1792,
     1836, 3100, 3101,
 ];
-/// The server gave up the connection, or does not know itself.
+/// The server closed the connection, or does not know the outcome itself.
 const UNANSWERED: [u16; 5] = [1053, 1180, 1317, 1927, 4031];
 
 /// A text that its column cannot hold. Nothing was written.
@@ -29,7 +29,7 @@ pub struct TooLong {
 }
 
 impl TooLong {
-    /// Some sessions let the server cut off what is too long, so it is not left to the server.
+    /// Checked here and not by the server, because in some SQL modes the server truncates a text that is too long.
     pub(super) fn check(column: &'static str, text: &str, longest: usize) -> Result<(), Self> {
         // No text has more characters than bytes.
         let length = if text.len() <= longest { text.len() } else { text.chars().count() };
@@ -40,7 +40,7 @@ impl TooLong {
     }
 }
 
-/// What a failed statement means for its caller.
+/// Classifies the error of a failed statement.
 pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError {
     let kind = match &error {
         sqlx::Error::Database(database) => match (database.code(), number(&error)) {
@@ -48,7 +48,8 @@ pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError
             (_, Some(number)) if ALSO_TRANSIENT.contains(&number) => FaultKind::Transient,
             _ => FaultKind::Permanent,
         },
-        // The last one is a connection on which a statement was cut off half way: the next statement gets another.
+        // `Protocol`: an earlier statement on this connection was cancelled half way. The next statement gets a new
+        // connection.
         sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed | sqlx::Error::Protocol(_) => {
             FaultKind::Transient
         }
@@ -57,7 +58,8 @@ pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError
     StoreError::new(doing, kind, error)
 }
 
-/// What a failed commit means: a connection that was lost while it was under way may have been lost after the commit.
+/// Classifies the error of a failed commit. A connection that breaks during a COMMIT may break after the server has
+/// committed.
 pub(super) fn commit_error(doing: &'static str, error: sqlx::Error) -> StoreError {
     let is_answered = match &error {
         sqlx::Error::Database(database) => {
@@ -72,8 +74,8 @@ pub(super) fn commit_error(doing: &'static str, error: sqlx::Error) -> StoreErro
     }
 }
 
-/// Runs what one method of a store does. An error says what was being done: `what` is a fragment that reads well after
-/// "failed to".
+/// Runs the work of one store method. `what` names the work in an error: it is a fragment that reads well after "failed
+/// to".
 pub(super) async fn doing<T>(
     what: &'static str,
     work: impl Future<Output = Result<T, Failed>>,
@@ -84,12 +86,12 @@ pub(super) async fn doing<T>(
     })
 }
 
-/// Another transaction has locked a row.
+/// True if the statement gave up because another transaction has locked a row.
 pub(super) fn is_lock_timeout(error: &sqlx::Error) -> bool {
     number(error) == Some(1205)
 }
 
-/// What the server calls the error.
+/// The number of an error of the server.
 pub(super) fn number(error: &sqlx::Error) -> Option<u16> {
     let error = error.as_database_error()?.try_downcast_ref::<MySqlDatabaseError>()?;
     Some(error.number())

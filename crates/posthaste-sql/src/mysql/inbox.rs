@@ -10,8 +10,8 @@ use super::migrations;
 use super::outbox::{OutboxStore, migrate};
 use crate::inbox::inbox_methods;
 
-/// The events that a listener has processed. It makes the listener idempotent: the effect of an event and the record that it
-/// was processed are in one transaction.
+/// The events that a listener has processed. It makes the listener idempotent: the listener's changes and the record
+/// that the event was processed commit in one transaction.
 ///
 /// ```no_run
 /// # use posthaste_sql::mysql::Inbox;
@@ -31,7 +31,7 @@ pub struct Inbox {
     table: TableName,
 }
 
-/// Fails where the event is recorded already. That undoes this statement and nothing else of its transaction.
+/// Fails if the event is already recorded. The failure undoes this statement and no other of its transaction.
 const RECORD: &str = "INSERT INTO {table} (listener, event_id) VALUES (?, ?)";
 
 const PURGE: &str =

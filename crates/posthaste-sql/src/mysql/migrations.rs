@@ -12,8 +12,8 @@ pub(super) const DIALECT: Dialect = Dialect {
     hex: ("x'", "'"),
 };
 
-/// The migrations of an outbox table of this name for this mode, to be read, or to be run by a user who may create tables.
-/// After that, a process needs no other rights than to read and write the tables.
+/// The migrations of an outbox table of this name for this mode, as text. A person can read them, and a user with the
+/// right to create tables can run them. After that, the service needs only the rights to read and write the tables.
 pub fn migrations(table: &TableName, mode: Mode) -> Vec<MigrationText> {
     DIALECT.texts(table, mode)
 }

@@ -1,7 +1,7 @@
-//! Posthaste on MySQL and MariaDB: the outbox, on the pool that the service already has.
+//! The outbox and the inbox on MySQL and MariaDB, on the pool that the service already has.
 //!
-//! MySQL from 8.0.16 and MariaDB from 10.6. Nobody can be told across processes that something was committed: other
-//! processes find it when they look.
+//! It needs MySQL 8.0.16 or MariaDB 10.6, or later. These databases cannot notify other processes of a commit: other
+//! processes find new events by polling.
 
 mod clock;
 mod errors;

@@ -20,26 +20,26 @@ mod rows;
 mod settle;
 mod write;
 
-/// Begins a transaction of our own. Whatever the session's isolation is: only rows are locked, never the gaps between them
-/// that the service's writers insert into, and each statement sees what was committed before it.
+/// Begins a transaction of the outbox, whatever the isolation level of the session is. It locks only rows, never the
+/// gaps between them into which the service's writers insert. Each statement sees every commit before it.
 const BEGIN: &str = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION";
 
-/// The same on a connection of our own. A statement that meets a locked row gives up soon, because then it is repeated
-/// without the rows that are locked. What a host that vanishes has locked is free after ten seconds on MariaDB; for MySQL,
-/// which has no such limit, that is a comment.
+/// The same on a connection that the outbox owns. A statement that waits for a locked row gives up soon, and is then
+/// repeated without the locked rows. On MariaDB, the locks of a host that vanishes are released after ten seconds.
+/// MySQL has no such limit, and reads that part as a comment.
 const BEGIN_OWN: &str = "SET innodb_lock_wait_timeout = 1 /*M! , idle_transaction_timeout = 10 */;
      SET TRANSACTION ISOLATION LEVEL READ COMMITTED; START TRANSACTION";
 
-/// Rows by their numbers, in the order of a bound list, which is a JSON array. Read in this order by every planner, so
-/// who lists numbers in ascending order locks rows in that order, and no index but that of the numbers is ever locked:
-/// nobody waits for another in a circle.
+/// Rows by their numbers, in the order of a bound list, which is a JSON array. Every planner reads them in this order.
+/// So a statement that lists numbers in ascending order locks rows in that order, and it locks entries of the primary
+/// key only: no deadlock is possible.
 const ROWS: &str = "JSON_TABLE(?, '$[*]' COLUMNS (id BIGINT PATH '$')) AS listed
      STRAIGHT_JOIN {table} FORCE INDEX (PRIMARY) ON seq = listed.id";
 
-/// An outbox table on MySQL or MariaDB. It lies in the service's own database.
+/// An outbox table on MySQL or MariaDB, in the service's own database.
 ///
-/// The service's transactions and what operators ask run on the service's pool. Claims, settlements and renewals have a
-/// connection each of their own, opened with the pool's options: the service cannot take them away.
+/// The service's transactions and the operator queries run on the service's pool. Claims, settlements and renewals have
+/// a connection each of their own, opened with the options of the pool, so the service cannot exhaust them.
 pub struct OutboxStore {
     pool: MySqlPool,
     claims: Session<MySql>,
@@ -68,7 +68,7 @@ impl Pool<OutboxStore> for MySqlPool {
     }
 }
 
-/// Before these there are no constraints, or no tables of JSON.
+/// True if the server has no CHECK constraints or no `JSON_TABLE`.
 fn is_too_old(version: &str) -> bool {
     let mut numbers = version.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().unwrap_or(0));
     let mut next = || numbers.next().unwrap_or(0);
@@ -86,22 +86,23 @@ pub(super) async fn migrate(pool: &MySqlPool, table: &TableName, migrator: &Migr
     if found == Some(newest(migrator)) {
         return Ok(());
     }
-    // Tables are not created in transactions here, and the lock that sqlx takes is none on MariaDB.
+    // MySQL creates tables outside of transactions, and the lock that sqlx uses has no effect on MariaDB. So this takes
+    // a lock.
     let name = sqlx::query_scalar("SELECT CONCAT(LEFT(SHA1(DATABASE()), 12), ':', ?)").bind(table.as_str());
     let name: String = name.fetch_one(&mut *connection).await.map_err(failed)?;
     let lock = sqlx::query("SELECT GET_LOCK(?, 3600)").bind(&name).execute(&mut *connection);
     lock.await.map_err(failed)?;
     let found = newest_made(&mut connection, migrator).await.map_err(failed)?;
-    // `run_direct` is `run` on a connection: the one that holds the lock, for a pool may have but one.
+    // `run_direct` is `run` on one connection. It must be the connection that has the lock: a pool may have only one.
     let brought_up = bring_up(migrator, table, found, migrator.run_direct(None, &mut *connection, false)).await;
     let unlock = sqlx::query("SELECT RELEASE_LOCK(?)").bind(&name).execute(&mut *connection);
     unlock.await.map_err(failed)?;
     brought_up
 }
 
-/// The newest migration that came to its end.
+/// The newest migration that succeeded.
 async fn newest_made(connection: &mut MySqlConnection, migrator: &Migrator) -> Result<Option<i64>, sqlx::Error> {
-    // It is not there, or this user may not even know whether it is.
+    // The table does not exist, or this user has no right to know.
     const NO_SUCH_TABLE: [u16; 2] = [1146, 1142];
     let newest = AssertSqlSafe(format!("SELECT MAX(version) FROM {} WHERE success", migrator.table_name));
     match sqlx::query_scalar(newest).fetch_one(connection).await {
@@ -111,7 +112,7 @@ async fn newest_made(connection: &mut MySqlConnection, migrator: &Migrator) -> R
 }
 
 impl OutboxStore {
-    /// Fills in the table's name, as the migrations do, and the database's clock, and what is unfinished.
+    /// Fills in the name of the table, the database's clock, and which rows are unfinished.
     fn sql(&self, template: &str) -> AssertSqlSafe<String> {
         AssertSqlSafe(fill(template, &self.table, self.mode))
     }
@@ -131,7 +132,7 @@ fn fill(template: &str, table: &TableName, mode: Mode) -> String {
     filled.replace("{unfinished}", unfinished)
 }
 
-/// A bound list of rows.
+/// The numbers of rows as the JSON array that [`ROWS`] binds.
 fn list(rows: &[i64]) -> String {
     let mut list = String::with_capacity(rows.len() * 8 + 2);
     for row in rows {

@@ -4,8 +4,7 @@ use posthaste_core::Event;
 
 use super::read_headers;
 
-/// The columns of an event as a driver has read them. Any program may have written the row, so nothing in it is taken for
-/// granted.
+/// The columns of an event as a driver has read them. Any program may have written the row, so every column is checked.
 pub(crate) struct EventRow {
     pub(crate) event_id: Option<String>,
     pub(crate) event_type: Option<String>,
@@ -27,11 +26,12 @@ pub(crate) struct EventRow {
 }
 
 impl EventRow {
-    /// How often the event was tried, and the event; or why the row is none.
+    /// The number of attempts and the event, or the reason why the row is not a valid event.
     pub(crate) fn into_event(self) -> Result<(u32, Event), String> {
         let attempts = u32::try_from(self.attempts).map_err(|_| format!("attempts {} is no count", self.attempts))?;
         let occurred_at = self.occurred_at.unwrap_or(self.created_at);
-        // Until when the writer delayed the event, as far as the row still tells: a retry overwrites it.
+        // A retry overwrites `available_at`, so only a row without attempts still shows the delay that its writer
+        // chose.
         let is_delayed = attempts == 0 && self.available_at > self.created_at && self.available_at > occurred_at;
         let event = Event::builder(self.event_type.unwrap_or_default())
             .id(self.event_id)
@@ -53,7 +53,8 @@ impl EventRow {
     }
 }
 
-/// Reads the event in columns 0 to 16 of a row of a server, given how its payload is read.
+/// Reads the event in columns 0 to 16 of a row of PostgreSQL or MySQL. `$payload` is the expression that reads its
+/// payload.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 macro_rules! event_row {
     ($row:expr, $payload:expr) => {{
@@ -84,8 +85,8 @@ macro_rules! event_row {
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 pub(crate) use event_row;
 
-/// Reads a row of a server as an operator sees it: the event, and from column `$after` on its status, `done_at`,
-/// `last_error`, `locked_by`, `locked_at` and `lease_losses`.
+/// Reads a row of PostgreSQL or MySQL as an operator sees it: the event, and from column `$after` on its status,
+/// `done_at`, `last_error`, `locked_by`, `locked_at` and `lease_losses`.
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 macro_rules! outbox_row {
     ($row:expr, $after:expr, $event:expr) => {

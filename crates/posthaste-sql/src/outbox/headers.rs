@@ -14,7 +14,7 @@ pub(crate) fn write_headers(headers: &[(String, String)]) -> Option<String> {
     String::from_utf8(json).ok()
 }
 
-/// Headers as any program may have written them, or what is wrong with them.
+/// Reads headers that any program may have written. The error says what is wrong with them.
 pub(crate) fn read_headers(json: Option<&str>) -> Result<Vec<(String, String)>, String> {
     let Some(json) = json.filter(|json| !json.trim().is_empty()) else { return Ok(Vec::new()) };
     let headers: Option<Headers> = serde_json::from_str(json)
@@ -22,7 +22,7 @@ pub(crate) fn read_headers(json: Option<&str>) -> Result<Vec<(String, String)>, 
     Ok(headers.map(|headers| headers.0).unwrap_or_default())
 }
 
-/// Keeps the order, and a name that stands twice; a header without a value is none.
+/// Keeps the order of the headers and repeated names. A header whose value is null is left out.
 struct Headers(Vec<(String, String)>);
 
 impl<'de> Deserialize<'de> for Headers {

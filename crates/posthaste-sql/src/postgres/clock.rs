@@ -16,17 +16,17 @@ pub(super) fn micros(wait: Duration) -> i64 {
     wait.min(LONGEST).as_micros() as i64
 }
 
-/// A span that the database answered in microseconds; what is past is no wait at all.
+/// A duration that the database returned in microseconds. A negative one becomes zero.
 pub(super) fn span(micros: i64) -> Duration {
     Duration::from_micros(micros.max(0) as u64)
 }
 
-/// The nearest time that the table takes.
+/// The nearest time that the table accepts.
 pub(super) fn storable(at: DateTime<Utc>) -> DateTime<Utc> {
     outbox::storable(at, earliest())
 }
 
-/// Before every time that the table takes, or the first of them.
+/// The earliest time that the table accepts.
 pub(super) fn earliest() -> DateTime<Utc> {
     const FIRST_SECOND: i64 = -62_135_596_800;
     DateTime::from_timestamp(FIRST_SECOND, 0).unwrap_or_default()

@@ -12,14 +12,14 @@ pub(super) const DIALECT: Dialect = Dialect {
     hex: ("'\\x", "'"),
 };
 
-/// The migrations of an outbox table of this name for this mode, to be read, or to be run by a user who may create tables.
-/// After that, a process needs no other rights than to read and write the tables.
+/// The migrations of an outbox table of this name for this mode, as text. A person can read them, and a user with the
+/// right to create tables can run them. After that, the service needs only the rights to read and write the tables.
 pub fn migrations(table: &TableName, mode: Mode) -> Vec<MigrationText> {
     DIALECT.texts(table, mode)
 }
 
-/// Fills in the name of a table, in lower case, as PostgreSQL reads a name without quotes: a service and what other programs
-/// write about the table mean the same one, however they spell it.
+/// Fills in the name of a table in lower case, as PostgreSQL reads a name without quotes. So a service and other
+/// programs mean the same table, however they spell its name.
 pub(super) fn fill(sql: &str, table: &TableName) -> String {
     fill_table(sql, &table.to_lowercase(), '"')
 }

@@ -1,4 +1,4 @@
-//! Posthaste on PostgreSQL: the outbox, on the pool that the service already has.
+//! The outbox and the inbox on PostgreSQL, on the pool that the service already has.
 
 mod clock;
 mod errors;

@@ -22,8 +22,8 @@ mod write;
 
 /// An outbox table on PostgreSQL, in the service's own database.
 ///
-/// The service's transactions and what operators ask run on the service's pool. Claims, settlements and renewals have a
-/// connection each of their own, opened with the pool's options: the service cannot take them away.
+/// The service's transactions and the operator queries run on the service's pool. Claims, settlements and renewals have
+/// a connection each of their own, opened with the options of the pool, so the service cannot exhaust them.
 pub struct OutboxStore {
     pool: PgPool,
     claims: Session<Postgres>,
@@ -74,8 +74,8 @@ impl OutboxStore {
 }
 
 fn fill(template: &str, table: &TableName, mode: Mode) -> String {
-    // The same condition in two spellings: a statement that looks rows up by their numbers must not search them in the index
-    // of pending rows.
+    // The same condition in two spellings. A statement that looks rows up by their numbers uses the second one, because
+    // it must not search the index of pending rows.
     let (unfinished, unfinished_by_number) = match mode {
         Mode::Ordered(DeadHead::Skip) => ("status IN (0, 2)", "status NOT IN (1, 3)"),
         _ => ("status <> 1", "status <> 1"),

@@ -7,14 +7,14 @@ pub(super) const NOW_MS: &str = "CAST(round(unixepoch('subsec') * 1000) AS INTEG
 /// The database's clock as RFC 3339 text.
 pub(super) const NOW_TEXT: &str = "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')";
 
-/// The time in a column in milliseconds since 1970, as SQL; NULL where the column holds no time.
+/// The time in a column in milliseconds since 1970, as SQL; NULL if the column holds no time.
 ///
-/// The column may hold any text with a date that SQLite reads (RFC 3339, `YYYY-MM-DD HH:MM:SS` and its shorter forms), or a
-/// number, which is read as SQLite's modifier `auto` reads it: up to 5373484.5 it is a Julian day, above that it is Unix
-/// seconds. `auto` itself is unknown to SQLite before 3.38, with which other programs may write. A time without a date is
-/// no time: SQLite would take it for one of the year 2000.
+/// The column may hold any text with a date that SQLite reads (RFC 3339, `YYYY-MM-DD HH:MM:SS` and its shorter forms),
+/// or a number. A number is read as SQLite's modifier `auto` reads it: up to 5373484.5 it is a Julian day, above that
+/// it is Unix seconds. SQLite before 3.38 does not know `auto` itself, and other programs may use such a version. A
+/// time without a date is not accepted: SQLite would read it as a time of the year 2000.
 ///
-/// The generated column `due` and the checks of the outbox table say the same.
+/// The generated column `due` and the checks of the outbox table use the same expression.
 macro_rules! millis_sql {
     ($column:literal) => {
         concat!(
@@ -51,7 +51,7 @@ pub(super) fn storable(at: DateTime<Utc>) -> DateTime<Utc> {
     at.with_nanosecond(at.nanosecond().min(999_999_999)).unwrap_or(at)
 }
 
-/// The longest wait that is added to a clock: beyond the year 9999 SQLite knows no time.
+/// The longest wait that is added to a clock: SQLite has no times after the year 9999.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// A wait as milliseconds, to be added to [`NOW_MS`].
@@ -70,7 +70,7 @@ pub(super) fn time(millis: i64) -> DateTime<Utc> {
     DateTime::from_timestamp_millis(millis).unwrap_or_default()
 }
 
-/// A span that the database answered in milliseconds; what is past is no wait at all.
+/// A duration that the database returned in milliseconds. A negative one becomes zero.
 pub(super) fn span(millis: i64) -> Duration {
     Duration::from_millis(millis.max(0) as u64)
 }
@@ -79,13 +79,13 @@ pub(super) fn span(millis: i64) -> Duration {
 mod tests {
     use super::*;
 
-    /// What lies between words does not matter to SQL.
+    /// The SQL with one space between words, so that line breaks do not matter.
     fn words(sql: &str) -> String {
         sql.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 
     #[test]
-    fn the_table_reads_times_as_its_readers_do() {
+    fn the_table_and_the_claims_read_times_in_the_same_way() {
         let table = words(include_str!("../../migrations/sqlite/outbox/0001_outbox.up.sql"));
         for column in ["available_at", "created_at", "occurred_at"] {
             assert!(table.contains(&words(&millis_of(column))), "{column}");

@@ -2,10 +2,10 @@ use posthaste_core::{FaultKind, StoreError};
 
 /// SQLITE_BUSY: another connection has locked the file.
 const BUSY: i64 = 5;
-/// SQLITE_IOERR: an error of the disk.
+/// SQLITE_IOERR: the disk failed.
 const IO_ERROR: i64 = 10;
 
-/// What a failed statement means for its caller.
+/// Classifies the error of a failed statement.
 pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError {
     let kind = match &error {
         // A broken constraint breaks again; a locked or full database may recover.
@@ -18,7 +18,7 @@ pub(super) fn store_error(doing: &'static str, error: sqlx::Error) -> StoreError
     StoreError::new(doing, kind, error)
 }
 
-/// Runs what one method of a store reads. An error says what was being done: `what` is a fragment that reads well after
+/// Runs the reads of one store method. `what` names the work in an error: it is a fragment that reads well after
 /// "failed to".
 pub(super) async fn doing<T>(
     what: &'static str,
@@ -27,8 +27,8 @@ pub(super) async fn doing<T>(
     work.await.map_err(|error| store_error(what, error))
 }
 
-/// What a failed commit means. The database answers in this process, so that it did not commit is certain, unless the
-/// disk failed on the way or nobody answered.
+/// Classifies the error of a failed commit. SQLite runs in this process, so a failed commit certainly did not happen,
+/// unless the disk failed or the error does not come from SQLite.
 pub(super) fn commit_error(doing: &'static str, error: sqlx::Error) -> StoreError {
     match is_certain(&error) {
         true => store_error(doing, error),
@@ -36,7 +36,7 @@ pub(super) fn commit_error(doing: &'static str, error: sqlx::Error) -> StoreErro
     }
 }
 
-/// Whether a failed commit surely left nothing behind.
+/// True if a failed commit certainly changed nothing.
 pub(super) fn is_certain(error: &sqlx::Error) -> bool {
     code(error).is_some_and(|code| code != IO_ERROR)
 }
@@ -46,7 +46,7 @@ pub(super) fn is_locked(error: &sqlx::Error) -> bool {
     code(error) == Some(BUSY)
 }
 
-/// What the database answered, without the variant that the upper bytes tell.
+/// The primary result code of SQLite, without the extended code in the upper bytes.
 fn code(error: &sqlx::Error) -> Option<i64> {
     let code = error.as_database_error()?.code()?;
     code.parse::<i64>().ok().map(|code| code & 0xff)

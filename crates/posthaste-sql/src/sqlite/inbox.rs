@@ -12,8 +12,8 @@ use super::migrations;
 use super::outbox::{OutboxStore, beside};
 use crate::inbox::inbox_methods;
 
-/// The events that a listener has processed. It makes the listener idempotent: the effect of an event and the record that it
-/// was processed are in one transaction.
+/// The events that a listener has processed. It makes the listener idempotent: the listener's changes and the record
+/// that the event was processed commit in one transaction.
 ///
 /// ```no_run
 /// # use posthaste_sql::sqlite::Inbox;

@@ -26,25 +26,26 @@ mod write;
 
 pub use transaction::Transaction;
 
-/// An outbox table on SQLite. It lies in the service's own file.
+/// An outbox table on SQLite, in the service's own file.
 ///
-/// What it reads and writes for itself goes through connections of its own: a few that read, and one that writes for
-/// everybody and groups what waits together into one commit. So the service's pool is neither starved nor starving.
+/// It has connections of its own: a few that read, and one writer that groups waiting statements into one commit. So
+/// the outbox uses up no connections of the service's pool, and the service cannot exhaust those of the outbox.
 #[derive(Clone)]
 pub struct OutboxStore(Arc<Shared>);
 
 struct Shared {
     database: Database,
-    /// What the service's transactions run on.
+    /// The pool on which the service's transactions run.
     service: Option<SqlitePool>,
     table: TableName,
     mode: Mode,
-    /// Single node: in whose name this process last owned the table.
+    /// Single node: the name under which this process last owned the table.
     owner: Mutex<Option<String>>,
 }
 
-/// The file's journal mode becomes WAL, for good and for everybody who uses it: without, who reads would keep others from
-/// writing. A database in memory cannot hold an outbox, because each connection would have one of its own.
+/// Opening sets the journal mode of the file to WAL, permanently and for every program that uses it: without WAL,
+/// readers would block writers. A database in memory cannot hold an outbox, because each connection would have a
+/// database of its own.
 #[async_trait]
 impl Pool<OutboxStore> for SqlitePool {
     async fn open(&self, table: TableName, mode: Mode) -> Result<OutboxStore, OpenError> {
@@ -53,7 +54,7 @@ impl Pool<OutboxStore> for SqlitePool {
     }
 }
 
-/// For who has no pool: the service's transactions are not to be had then.
+/// For a process without a pool of a service. Its store cannot begin the service's transactions.
 #[async_trait]
 impl Pool<OutboxStore> for Database {
     async fn open(&self, table: TableName, mode: Mode) -> Result<OutboxStore, OpenError> {
@@ -61,7 +62,7 @@ impl Pool<OutboxStore> for Database {
     }
 }
 
-/// A database on the file of this pool.
+/// Opens the file of this pool as a [`Database`].
 pub(super) async fn beside(pool: &SqlitePool) -> Result<Database, OpenError> {
     let file = sqlx::query_scalar("SELECT file FROM pragma_database_list WHERE name = 'main'").fetch_one(pool);
     let file: Option<String> = file.await.map_err(|error| store_error("open the database", error))?;
@@ -79,8 +80,8 @@ pub(super) async fn beside(pool: &SqlitePool) -> Result<Database, OpenError> {
 }
 
 impl Database {
-    /// Brings the outbox table up to date and opens it. The service's transactions are not to be had here: for those, open
-    /// it from the service's own pool.
+    /// Brings the outbox table up to date and opens it. This store cannot begin the service's transactions: for those,
+    /// open it from the service's own pool.
     pub async fn outbox(&self, table: TableName, mode: Mode) -> Result<OutboxStore, OpenError> {
         OutboxStore::open(self.clone(), None, table, mode).await
     }
@@ -100,7 +101,7 @@ impl OutboxStore {
         Ok(Self(Arc::new(Shared { database, service, table, mode, owner: Mutex::default() })))
     }
 
-    /// Fills in the table's name, as the migrations do, and the database's clock, and what is unfinished.
+    /// Fills in the name of the table, the database's clock, and which rows are unfinished.
     fn sql(&self, template: &str) -> AssertSqlSafe<String> {
         AssertSqlSafe(fill(template, &self.0.table, self.0.mode))
     }
@@ -110,7 +111,8 @@ impl OutboxStore {
     }
 }
 
-/// `status <> 1` is said in both cases: it is what the index of unfinished rows asks for.
+/// Both conditions contain `status <> 1`, because it is the condition of the index of unfinished rows. SQLite uses that
+/// index only for a query that contains its condition.
 pub(super) fn fill(template: &str, table: &TableName, mode: Mode) -> String {
     let unfinished = match mode {
         Mode::Ordered(DeadHead::Skip) => "status <> 1 AND status IN (0, 2)",

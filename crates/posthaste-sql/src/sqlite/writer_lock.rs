@@ -10,16 +10,16 @@ pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The right to write to a file, among the tasks of this process.
 ///
-/// SQLite lets one connection write at a time. A connection that has to wait sleeps and tries again, longer each time, so
-/// whoever tries soonest wins. Here they wait in a fair queue and are woken. Between processes, and for transactions that do
-/// not use this lock, the lock of the file decides.
+/// SQLite lets one connection write at a time. A connection that has to wait sleeps and tries again, longer each time,
+/// so the connection that happens to try first wins. With this lock, tasks wait in a fair queue and are woken. Between
+/// processes, and for transactions that do not use this lock, the lock of the file decides.
 #[derive(Clone)]
 pub(super) struct WriterLock(Arc<tokio::sync::Mutex<()>>);
 
 /// Released when it is dropped.
 pub(super) type WriterPermit = OwnedMutexGuard<()>;
 
-/// One lock for each file that is open in this process: whoever opens a file again waits for the same lock.
+/// One lock for each file that is open in this process. Opening a file again gives the same lock.
 static LOCKS: Mutex<Vec<(PathBuf, Weak<tokio::sync::Mutex<()>>)>> = Mutex::new(Vec::new());
 
 impl WriterLock {

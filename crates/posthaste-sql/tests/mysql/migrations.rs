@@ -7,7 +7,7 @@ use sqlx::AssertSqlSafe;
 use crate::support::{MySql, event, open};
 
 #[tokio::test]
-async fn the_outbox_goes_down_to_nothing_and_up_again() {
+async fn migrations_can_be_reverted_and_applied_again() {
     let mysql = MySql::start().await;
     let outbox = mysql.dispatcher(Mode::ORDERED).await;
     mysql.write(&outbox, &[&event("1", "t", "{}")]).await;
@@ -20,13 +20,13 @@ async fn the_outbox_goes_down_to_nothing_and_up_again() {
                 WHERE table_schema = DATABASE()";
     assert_eq!(mysql.ask::<String>(left).await, "outbox_event_migration outbox_event_ordered");
     mysql.execute("DROP TABLE outbox_event_migration; DROP TABLE outbox_event_ordered").await;
-    // In another mode: nothing remembers the first.
+    // Another mode is accepted: the first one has left no trace.
     let outbox = mysql.dispatcher(Mode::MultiNode).await;
     assert!(outbox.store().find("1").await.unwrap().is_none());
 }
 
 #[tokio::test]
-async fn who_finds_the_table_up_to_date_need_not_be_allowed_to_create_one() {
+async fn a_table_that_is_up_to_date_opens_without_the_right_to_create_tables() {
     let mysql = MySql::start().await;
     mysql.dispatcher(Mode::MultiNode).await;
     let (server, database) = mysql.url.rsplit_once('/').unwrap();
@@ -79,7 +79,7 @@ async fn a_schema_from_the_future_is_refused() {
 }
 
 #[tokio::test]
-async fn who_runs_the_printed_migrations_need_not_run_anything_else() {
+async fn a_service_starts_on_tables_that_the_printed_migrations_made() {
     let mysql = MySql::start().await;
     for migration in migrations(&TableName::default(), Mode::ORDERED) {
         sqlx::raw_sql(AssertSqlSafe(migration.up)).execute(&mysql.pool).await.unwrap();
@@ -100,7 +100,7 @@ async fn who_runs_the_printed_migrations_need_not_run_anything_else() {
     let outbox = open(pool, TableName::default(), Reader::Dispatcher, Mode::ORDERED).await.unwrap();
     mysql.write(&outbox, &[&event("1", "t", "{}")]).await;
     assert_eq!(outbox.dispatcher_source().claim(10).await.unwrap().items.len(), 1);
-    // Had it been run from here, the history would say the same.
+    // The library writes the same history when it runs the migrations itself.
     let printed = mysql.ask::<String>("SELECT HEX(checksum) FROM outbox_event_migration").await;
     mysql.execute("DROP TABLE outbox_event, outbox_event_owner, outbox_event_migration, outbox_event_ordered").await;
     mysql.dispatcher(Mode::ORDERED).await;

@@ -1,4 +1,4 @@
-//! What only MariaDB does: its texts, its times, its numbers, and what `mariadb` writes.
+//! Behaviour that only MariaDB has: its texts, its times, its numbers, and rows that `mariadb` writes.
 
 use std::process::Command;
 
@@ -33,7 +33,7 @@ async fn every_text_is_kept_also_in_a_database_of_latin1() {
 }
 
 #[tokio::test]
-async fn a_name_that_is_too_long_is_refused_at_the_door() {
+async fn a_text_that_is_too_long_is_refused_at_insert() {
     let mysql = MySql::start().await;
     mysql.dispatcher(Mode::SingleNode).await;
     for column in ["event_type", "aggregate_type", "aggregate_id", "tenant_id", "source_service", "content_type"] {
@@ -47,9 +47,9 @@ async fn a_name_that_is_too_long_is_refused_at_the_door() {
     }
 }
 
-/// Where several servers share a table, numbers do not follow each other one by one.
+/// Where several servers share a table, the numbers of rows have gaps.
 #[tokio::test]
-async fn numbers_are_those_of_the_events() {
+async fn an_insert_returns_the_number_of_each_event() {
     let mysql = MySql::start().await;
     let outbox = mysql.dispatcher(Mode::SingleNode).await;
     let mut transaction = mysql.pool.begin().await.unwrap();
@@ -64,7 +64,7 @@ async fn numbers_are_those_of_the_events() {
     }
 }
 
-/// What a session of the service may be set to must not matter.
+/// The time zone of the service's session must not matter.
 #[tokio::test]
 async fn times_are_in_utc_whatever_the_session_says() {
     for mode in MODES {
@@ -123,7 +123,7 @@ async fn foreign_inserts_need_two_columns() {
 }
 
 #[tokio::test]
-async fn times_that_nobody_can_read_are_refused_at_the_door() {
+async fn unreadable_times_are_refused_at_insert() {
     let mysql = MySql::start().await;
     mysql.dispatcher(Mode::SingleNode).await;
     for insert in [

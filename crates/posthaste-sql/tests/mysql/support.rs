@@ -14,7 +14,7 @@ pub const LEASE: Duration = Duration::from_secs(120);
 
 pub const MODES: [Mode; 3] = [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED];
 
-/// One process's part in an outbox table: it knows nothing of its siblings but what the database says.
+/// One process's view of an outbox table: it knows of other processes only through the database.
 pub async fn open(
     pool: MySqlPool,
     table: TableName,
@@ -27,7 +27,7 @@ pub async fn open(
 /// A database that is empty at first.
 pub struct MySql {
     pub url: String,
-    /// The pool of a service that has this database for its own.
+    /// The pool of the service that owns this database.
     pub pool: MySqlPool,
 }
 

@@ -1,5 +1,5 @@
-//! The outbox on a real PostgreSQL, where it differs from others, each test in a database of its own. What all databases have
-//! in common is tested in `posthaste`.
+//! Tests of the outbox where PostgreSQL differs from other databases, on a real server, each in a database of its own.
+//! The crate `posthaste` tests the behaviour that all databases share.
 
 mod migrations;
 mod outbox;

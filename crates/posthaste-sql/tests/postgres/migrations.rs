@@ -7,7 +7,7 @@ use sqlx::AssertSqlSafe;
 use crate::support::{Postgres, event, open};
 
 #[tokio::test]
-async fn the_outbox_goes_down_to_nothing_and_up_again() {
+async fn migrations_can_be_reverted_and_applied_again() {
     let postgres = Postgres::start().await;
     let outbox = postgres.dispatcher(Mode::ORDERED).await;
     postgres.write(&outbox, &[&event("1", "t", "{}")]).await;
@@ -20,13 +20,13 @@ async fn the_outbox_goes_down_to_nothing_and_up_again() {
                 WHERE relnamespace = 'public'::regnamespace AND relkind = 'r'";
     assert_eq!(postgres.ask::<String>(left).await, "outbox_event_migration outbox_event_ordered");
     postgres.execute("DROP TABLE outbox_event_migration; DROP TABLE outbox_event_ordered").await;
-    // In another mode: nothing remembers the first.
+    // Another mode is accepted: the first one has left no trace.
     let outbox = postgres.dispatcher(Mode::MultiNode).await;
     assert!(outbox.store().find("1").await.unwrap().is_none());
 }
 
 #[tokio::test]
-async fn who_finds_the_table_up_to_date_need_not_be_allowed_to_create_one() {
+async fn a_table_that_is_up_to_date_opens_without_the_right_to_create_tables() {
     let postgres = Postgres::start().await;
     postgres.dispatcher(Mode::MultiNode).await;
     postgres
@@ -80,7 +80,7 @@ async fn a_schema_from_the_future_is_refused() {
 }
 
 #[tokio::test]
-async fn who_runs_the_printed_migrations_need_not_run_anything_else() {
+async fn a_service_starts_on_tables_that_the_printed_migrations_made() {
     let postgres = Postgres::start().await;
     for migration in migrations(&TableName::default(), Mode::ORDERED) {
         sqlx::raw_sql(AssertSqlSafe(migration.up)).execute(&postgres.pool).await.unwrap();
@@ -97,7 +97,7 @@ async fn who_runs_the_printed_migrations_need_not_run_anything_else() {
     let outbox = open(pool, TableName::default(), Reader::Dispatcher, Mode::ORDERED).await.unwrap();
     postgres.write(&outbox, &[&event("1", "t", "{}")]).await;
     assert_eq!(outbox.dispatcher_source().claim(10).await.unwrap().items.len(), 1);
-    // Had it been run from here, the history would say the same.
+    // The library writes the same history when it runs the migrations itself.
     let printed = postgres.ask::<String>("SELECT encode(checksum, 'hex') FROM outbox_event_migration").await;
     postgres.execute("DROP TABLE outbox_event, outbox_event_owner, outbox_event_migration, outbox_event_ordered").await;
     postgres.dispatcher(Mode::ORDERED).await;

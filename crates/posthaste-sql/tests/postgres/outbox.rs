@@ -1,4 +1,4 @@
-//! What only PostgreSQL does: its texts, its times, and what `psql` writes.
+//! Behaviour that only PostgreSQL has: its texts, its times, and rows that `psql` writes.
 
 use std::process::Command;
 
@@ -25,7 +25,7 @@ async fn a_database_that_cannot_keep_every_text_is_refused() {
 async fn a_text_with_the_one_character_that_postgres_lacks_stays_text() {
     let postgres = Postgres::start().await;
     let outbox = postgres.dispatcher(Mode::SingleNode).await;
-    // Alone, which is a statement of its own, and with others.
+    // A single event has a statement of its own, so it is also written together with others.
     postgres.write(&outbox, &[&event("1", "t", "a\0b")]).await;
     let bytes = Event::builder("t").bytes(Bytes::from_static(b"a\0b")).build().unwrap();
     postgres.write(&outbox, &[&event("2", "t", "ab"), &event("3", "t", "\0"), &bytes]).await;
@@ -66,7 +66,7 @@ async fn foreign_inserts_need_two_columns() {
 }
 
 #[tokio::test]
-async fn times_that_nobody_can_read_are_refused_at_the_door() {
+async fn unreadable_times_are_refused_at_insert() {
     let postgres = Postgres::start().await;
     postgres.dispatcher(Mode::SingleNode).await;
     for insert in [
@@ -92,7 +92,7 @@ async fn capital_letters_in_the_name_of_a_table_do_not_matter() {
 }
 
 #[tokio::test]
-async fn a_name_that_is_too_long_is_refused_at_the_door() {
+async fn a_text_that_is_too_long_is_refused_at_insert() {
     let postgres = Postgres::start().await;
     postgres.dispatcher(Mode::SingleNode).await;
     for column in ["event_type", "aggregate_type", "aggregate_id", "tenant_id", "source_service", "content_type"] {

@@ -1,4 +1,4 @@
-//! What the outbox leaves behind in the pool that it shares with the service.
+//! Tests of the pool that the outbox shares with the service.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use sqlx::postgres::PgPoolOptions;
 
 use crate::support::{Postgres, event};
 
-/// Lets the rest of the process go on so many times.
-async fn moments(count: usize) {
+/// Yields to the other tasks this many times.
+async fn yields(count: usize) {
     for _ in 0..count {
         tokio::task::yield_now().await;
     }
 }
 
 #[tokio::test]
-async fn who_stops_waiting_leaves_no_transaction_behind() {
+async fn cancelling_begin_leaks_no_open_transaction_into_the_pool() {
     let postgres = Postgres::start().await;
     let pool = PgPoolOptions::new().max_connections(1).connect(&postgres.url).await.unwrap();
     let store = pool.open(TableName::default(), Mode::MultiNode).await.unwrap();
@@ -27,20 +27,20 @@ async fn who_stops_waiting_leaves_no_transaction_behind() {
         tokio::select! {
             biased;
             begun = store.begin() => drop(begun),
-            () = moments(count) => {}
+            () = yields(count) => {}
         }
-        // A statement alone is a transaction of its own.
+        // A statement outside of a transaction is a transaction of its own.
         let is_alone = "SELECT transaction_timestamp() = statement_timestamp()";
         let row = sqlx::raw_sql(is_alone).fetch_one(&pool).await.unwrap();
         assert!(
             row.get::<bool, _>(0),
-            "the service's connection is in a transaction that nobody began, after {count} moments"
+            "`begin()` was cancelled after {count} yields and left a transaction open in the pool"
         );
     }
 }
 
 #[tokio::test]
-async fn a_settlement_gives_up_on_a_row_that_an_operator_holds_and_is_made_later() {
+async fn a_settlement_skips_a_row_that_an_operator_has_locked_and_succeeds_later() {
     for mode in [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED] {
         let postgres = Postgres::start().await;
         let outbox = postgres.dispatcher(mode).await;

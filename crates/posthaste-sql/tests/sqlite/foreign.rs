@@ -1,4 +1,4 @@
-//! What other programs write into the table: with the program `sqlite3`, and with the values that other languages bind.
+//! Rows that other programs write: with the program `sqlite3`, and with the values that other languages bind.
 
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::support::{File, LEASE, MODES, ids, settle};
 
 /// Runs statements with the program that every operator has.
 fn sqlite3(file: &File, sql: &str) -> Output {
-    // A program that shares a file waits for its lock: connections of the outbox may be closing.
+    // `sqlite3` waits for the lock of the file: connections of the outbox may be closing.
     let mut program = Command::new("sqlite3");
     program.args(["-bail", "-cmd", ".timeout 5000"]).arg(file.path()).arg(sql);
     let program = program.stdin(Stdio::null()).output();
@@ -62,7 +62,7 @@ async fn a_blob_in_the_column_payload_is_delivered_byte_for_byte() {
     }
 }
 
-/// Every form in which SQLite, or a program that stores numbers, says a time that is `offset` from now.
+/// A time that is `offset` from now, in every form that SQLite has or that a program may store as a number.
 fn forms(offset: &str) -> [String; 8] {
     [
         format!("datetime('now', '{offset}')"),
@@ -97,7 +97,7 @@ async fn a_delay_is_honoured_in_every_form_of_time_that_sqlite_has() {
         claimed.sort();
         let earlier: Vec<String> = (0..forms("").len()).map(|place| format!("earlier-{place}")).collect();
         assert_eq!(claimed, earlier, "{mode:?}");
-        assert!(claim.next_due.unwrap() > LEASE / 4, "what is later is not due soon");
+        assert!(claim.next_due.unwrap() > LEASE / 4, "a later row is not due soon");
         for place in 0..forms("").len() {
             let row = outbox.store().find(&format!("later-{place}")).await.unwrap().unwrap();
             let wait = row.available_at - Utc::now();
@@ -130,7 +130,7 @@ async fn a_delay_of_seconds_ends_when_the_seconds_have_passed() {
 }
 
 #[tokio::test]
-async fn when_it_occurred_is_read_in_every_form_too() {
+async fn occurred_at_is_read_in_every_form_of_time_that_sqlite_has() {
     let file = File::new();
     let outbox = file.dispatcher(Mode::SingleNode).await;
     for (place, written) in
@@ -157,7 +157,7 @@ async fn when_it_occurred_is_read_in_every_form_too() {
 }
 
 #[tokio::test]
-async fn times_that_nobody_can_read_are_refused_at_the_door() {
+async fn unreadable_times_are_refused_at_insert() {
     let file = File::new();
     file.dispatcher(Mode::SingleNode).await;
     // Without a date; not a date; Unix milliseconds, which would be some year 50000; out of range; no text.
@@ -189,7 +189,7 @@ async fn times_that_nobody_can_read_are_refused_at_the_door() {
 }
 
 #[tokio::test]
-async fn a_name_that_is_too_long_is_refused_at_the_door() {
+async fn a_text_that_is_too_long_is_refused_at_insert() {
     let file = File::new();
     file.dispatcher(Mode::SingleNode).await;
     for column in ["event_type", "aggregate_type", "aggregate_id", "tenant_id", "source_service", "content_type"] {

@@ -1,4 +1,5 @@
-//! What only SQLite does: its times, its columns that hold anything, and a process that is alone with its file.
+//! Behaviour that only SQLite has: its times, its columns without fixed types, and a process that has its file to
+//! itself.
 
 use std::process::{Command, Stdio};
 
@@ -11,21 +12,21 @@ use posthaste_sql::TableName;
 use crate::support::{File, LEASE, MODES, event, execute, settle, try_execute};
 
 #[tokio::test]
-async fn a_process_that_is_alone_need_not_wait_for_the_lease_of_a_dead_one() {
+async fn after_void_lease_a_process_need_not_wait_for_the_lease_of_a_crashed_one() {
     let file = File::new();
-    let (dead, alive) = (file.dispatcher(Mode::SingleNode).await, file.dispatcher(Mode::SingleNode).await);
-    dead.store().ingest(vec![event("1", "a", "{}")]).await.unwrap();
-    let lost = dead.dispatcher_source();
-    let held = lost.claim(10).await.unwrap().items.remove(0);
+    let (crashed, alive) = (file.dispatcher(Mode::SingleNode).await, file.dispatcher(Mode::SingleNode).await);
+    crashed.store().ingest(vec![event("1", "a", "{}")]).await.unwrap();
+    let lost = crashed.dispatcher_source();
+    let claimed = lost.claim(10).await.unwrap().items.remove(0);
     let source = alive.dispatcher_source();
     assert!(source.claim(10).await.unwrap().items.is_empty());
     alive.store().void_lease().await.unwrap();
     assert_eq!(source.claim(10).await.unwrap().items.len(), 1);
-    assert_eq!(settle(&lost, &held, Disposition::Done).await, Settled::LostLease);
+    assert_eq!(settle(&lost, &claimed, Disposition::Done).await, Settled::LostLease);
 }
 
 #[tokio::test]
-async fn a_process_that_is_alone_may_have_another_lease_than_its_predecessor() {
+async fn after_void_lease_a_process_may_have_another_lease_than_its_predecessor() {
     let file = File::new();
     file.dispatcher(Mode::SingleNode).await;
     let store = file.open().await.outbox(TableName::default(), Mode::SingleNode).await.unwrap();
@@ -86,9 +87,9 @@ async fn the_program_sqlite3_writes_events() {
     assert_eq!(outbox.store().table().as_str(), "outbox_event");
 }
 
-/// Nothing that another program can write keeps the others' rows from being claimed.
+/// No row that another program can write keeps other rows from being claimed.
 #[tokio::test]
-async fn rows_whose_columns_hold_anything_stop_nobody() {
+async fn rows_with_unreadable_columns_do_not_stop_other_rows() {
     for mode in MODES {
         let file = File::new();
         let outbox = file.dispatcher(mode).await;
@@ -126,13 +127,13 @@ async fn rows_whose_columns_hold_anything_stop_nobody() {
 }
 
 #[tokio::test]
-async fn an_event_type_that_is_no_text_goes_dead_and_hides_no_other() {
+async fn an_event_type_that_is_not_text_becomes_dead_and_hides_no_other_type() {
     let file = File::new();
     let (owner, second) = (file.channels(Mode::SingleNode).await, file.channels(Mode::SingleNode).await);
     let database = file.open().await;
     let blob = "INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('blob', x'61', '{}')";
-    assert!(try_execute(&database, blob).await.is_err(), "the table refuses what is no text");
-    // A program may have the checks off, and none sees whether a text is UTF-8.
+    assert!(try_execute(&database, blob).await.is_err(), "the table refuses a type that is not text");
+    // A program may switch the checks off, and no check sees that a text is not UTF-8.
     execute(
         &database,
         "PRAGMA ignore_check_constraints = ON;
@@ -147,7 +148,11 @@ async fn an_event_type_that_is_no_text_goes_dead_and_hides_no_other() {
     .await;
     assert!(owner.channel_source("other").claim(1).await.unwrap().items.is_empty());
     assert_eq!(second.pending_types().await.unwrap(), ["a", "z"]);
-    assert_eq!(owner.store().find("first").await.unwrap().unwrap().status, OutboxStatus::New, "the owner's to bury");
+    assert_eq!(
+        owner.store().find("first").await.unwrap().unwrap().status,
+        OutboxStatus::New,
+        "only the owner marks it as DEAD"
+    );
     for _ in 0..2 {
         assert_eq!(owner.pending_types().await.unwrap(), ["a", "z"]);
     }
@@ -159,5 +164,5 @@ async fn an_event_type_that_is_no_text_goes_dead_and_hides_no_other() {
     assert_eq!(owner.store().find("done").await.unwrap().unwrap().status, OutboxStatus::Done);
     let ingested = owner.store().ingest(vec![event("first", "a", "{}"), event("new", "a", "{}")]).await.unwrap();
     assert_eq!(ingested, [Ingested::Conflict, Ingested::Stored]);
-    assert_eq!(owner.channel_source("a").claim(10).await.unwrap().items.len(), 2, "not the one of the same bytes");
+    assert_eq!(owner.channel_source("a").claim(10).await.unwrap().items.len(), 2, "not the BLOB of the same bytes");
 }

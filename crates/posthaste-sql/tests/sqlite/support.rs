@@ -14,7 +14,7 @@ pub const LEASE: Duration = Duration::from_secs(120);
 
 pub const MODES: [Mode; 3] = [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED];
 
-/// A database file that goes when the test ends.
+/// A database file that is deleted when the test ends.
 pub struct File(TempDir);
 
 impl File {
@@ -35,7 +35,7 @@ impl File {
         format!("sqlite://{}", self.path().display())
     }
 
-    /// The pool of a service that has this file for its own.
+    /// The pool of the service that owns this file.
     pub async fn pool(&self) -> SqlitePool {
         let options = SqliteConnectOptions::new().filename(self.path()).create_if_missing(true);
         SqlitePool::connect_with(options).await.unwrap()
@@ -66,7 +66,7 @@ impl File {
     }
 }
 
-/// One process's part in an outbox table: it knows nothing of its siblings but what the database says.
+/// One process's view of an outbox table: it knows of other processes only through the database.
 pub async fn outbox(database: &Database, reader: Reader, mode: Mode) -> Table<OutboxStore> {
     let store = database.outbox(TableName::default(), mode).await.unwrap();
     Table::open(store, reader, LEASE).await.unwrap()

@@ -47,7 +47,7 @@ async fn a_commit_is_kept_and_everything_else_is_undone() {
     }
     let leased = store.find("leased").await.unwrap().unwrap();
     assert_eq!(leased.locked_by.as_deref(), Some("claim_id"));
-    assert_eq!(leased.locked_at, Some(leased.created_at), "born leased");
+    assert_eq!(leased.locked_at, Some(leased.created_at), "pre-claimed: the insert leased it");
     let source = Table::open(store, Reader::Dispatcher, LEASE).await.unwrap().dispatcher_source();
     assert_eq!(ids(&source.claim(10).await.unwrap().items), ["committed"]);
     assert_eq!(file.ask::<String>("PRAGMA journal_mode").await, "wal");
@@ -62,9 +62,9 @@ async fn a_database_without_a_service_has_no_transactions_for_one() {
     assert!(error.chain().contains("pool of a service"), "{}", error.chain());
 }
 
-/// The service's connections do not wait for the file's lock at all: whoever meets it fails at once.
+/// The service's connections do not wait for the lock of the file: one that finds the file locked fails at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_for_its_turn_never_meets_the_lock() {
+async fn transactions_that_wait_for_the_writer_lock_never_find_the_file_locked() {
     let file = File::new();
     let options = SqliteConnectOptions::new().filename(file.path()).create_if_missing(true);
     let pool = SqlitePoolOptions::new().max_connections(3);
@@ -109,9 +109,9 @@ async fn who_waits_for_its_turn_never_meets_the_lock() {
     assert_eq!(file.ask::<i64>("SELECT count(*) FROM outbox_event WHERE status = 1").await, 8 * 32);
 }
 
-/// Two outboxes on one file, and the service's transactions, wait for the same turn.
+/// Two outboxes on one file, and the service's transactions, wait for the same writer lock.
 #[tokio::test]
-async fn what_is_written_to_one_file_waits_for_one_turn() {
+async fn all_writers_of_one_file_wait_for_one_writer_lock() {
     let file = File::new();
     let pool = file.pool().await;
     let store = open(&pool).await;
@@ -119,14 +119,14 @@ async fn what_is_written_to_one_file_waits_for_one_turn() {
     let transaction = store.begin().await.unwrap();
     let check = tokio::spawn(async move { other.check().await });
     let mut second = Box::pin(store.begin());
-    assert!(futures_util::poll!(second.as_mut()).is_pending(), "not its turn yet");
+    assert!(futures_util::poll!(second.as_mut()).is_pending(), "the first transaction has the writer lock");
     store.commit(transaction).await.unwrap();
     check.await.unwrap().unwrap();
     store.rollback(second.await.unwrap()).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_transaction_that_is_kept_for_too_long_fails_what_waits_and_nothing_else() {
+async fn a_transaction_that_stays_open_for_too_long_fails_only_statements_that_wait_for_it() {
     let file = File::new();
     let pool = file.pool().await;
     let store = open(&pool).await;
@@ -162,7 +162,7 @@ async fn a_deferred_constraint_fails_the_commit_and_leaves_nothing_open() {
     assert!(store.find("1").await.unwrap().is_some());
 }
 
-/// As a full disk does it: the transaction is over, and sqlx does not know.
+/// As after a full disk: the transaction is over, and sqlx does not know.
 #[tokio::test]
 async fn a_connection_whose_transaction_ended_by_itself_is_replaced() {
     let file = File::new();

@@ -86,7 +86,7 @@ impl MemoryTable {
             Some((seq, error)) => self.mark_dead(seq, losses, error, view).into_iter().collect(),
             None => claimed.into_iter().filter_map(|seq| self.lease(seq, losses, view)).collect(),
         };
-        ClaimedRows { rows, more: is_full || is_cut, last, waits_for_lock: false }
+        ClaimedRows { rows, more: is_full || is_cut, last, blocked: Vec::new() }
     }
 
     fn candidates(&self, view: &View<'_>) -> Vec<Candidate> {

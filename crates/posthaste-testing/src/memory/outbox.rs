@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::outbox::{
-    ClaimRequest, ClaimStore, ClaimedRows, LeaseSet, LeaseStore, Mode, Notifier, Owner, OwnershipStore, Position,
-    Reader, Registration, RowUpdate, SettleStore, SettledRows, Store, TableName, WriteStore,
+    BlockedRows, ClaimRequest, ClaimStore, ClaimedRows, LeaseSet, LeaseStore, Mode, Notifier, Owner, OwnershipStore,
+    Position, Reader, Registration, RowUpdate, SettleStore, SettledRows, Store, TableName, WriteStore,
 };
 use posthaste_core::{Event, StoreError, Wakeup};
 
@@ -122,8 +122,16 @@ impl ClaimStore for MemoryOutbox {
     }
 
     /// No row is ever marked as blocked here: a claim looks for the rows before it each time.
-    async fn unblock_orphans(&self, _: Option<Position>, _: usize) -> Result<Option<Position>, StoreError> {
-        Ok(None)
+    async fn blocked_rows(&self, _: Option<Position>, _: usize) -> Result<BlockedRows, StoreError> {
+        Ok(BlockedRows::default())
+    }
+
+    async fn unlocked_unfinished(&self, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        Ok(rows.iter().copied().collect())
+    }
+
+    async fn unblock_rows(&self, _: &[i64]) -> Result<(), StoreError> {
+        Ok(())
     }
 
     async fn pending_types(&self) -> Result<Vec<String>, StoreError> {

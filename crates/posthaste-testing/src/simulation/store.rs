@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::outbox::{
-    ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadFilter, InTransaction, LeaseSet, LeaseStore, Mode, Notifier,
-    OpenError, OperatorStore, OutboxRow, OutboxStatus, Owner, OwnershipStore, Pool, Position, Purge, Reader,
-    Registration, RowUpdate, SettleStore, SettledRows, Store, TableName, Transaction, WriteStore,
+    BlockedRows, ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadFilter, InTransaction, LeaseSet, LeaseStore,
+    Mode, Notifier, OpenError, OperatorStore, OutboxRow, OutboxStatus, Owner, OwnershipStore, Pool, Position, Purge,
+    Reader, Registration, RowUpdate, SettleStore, SettledRows, Store, TableName, Transaction, WriteStore,
 };
 use posthaste_core::{Event, FaultKind, StoreError, Wakeup};
 use tokio::time::sleep;
@@ -285,8 +285,16 @@ impl ClaimStore for FaultyStore {
         Ok(due)
     }
 
-    async fn unblock_orphans(&self, after: Option<Position>, limit: usize) -> Result<Option<Position>, StoreError> {
-        self.store.unblock_orphans(after, limit).await
+    async fn blocked_rows(&self, after: Option<Position>, limit: usize) -> Result<BlockedRows, StoreError> {
+        self.store.blocked_rows(after, limit).await
+    }
+
+    async fn unlocked_unfinished(&self, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        self.store.unlocked_unfinished(rows).await
+    }
+
+    async fn unblock_rows(&self, rows: &[i64]) -> Result<(), StoreError> {
+        self.store.unblock_rows(rows).await
     }
 
     async fn pending_types(&self) -> Result<Vec<String>, StoreError> {

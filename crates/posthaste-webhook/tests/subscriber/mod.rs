@@ -1,4 +1,4 @@
-//! A subscriber on a real socket, whose answers are bytes.
+//! A subscriber on a real socket, whose responses are given as bytes.
 #![allow(dead_code, reason = "each test file is a program of its own and uses a part")]
 
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
-/// Long enough that no test meets it by accident.
+/// Long enough that no test reaches it by accident.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 /// Short enough that tests which wait for it stay quick.
 pub const SHORT: Duration = Duration::from_millis(150);
@@ -60,7 +60,7 @@ impl Subscriber {
         Self { address, connections, received }
     }
 
-    /// Answers every request with the same bytes and keeps connections open.
+    /// Responds to every request with the same bytes and keeps connections open.
     pub async fn answering(answer: impl Into<Vec<u8>>) -> Self {
         let answer: Arc<[u8]> = answer.into().into();
         Self::serving(move |mut stream, sender| {
@@ -77,7 +77,7 @@ impl Subscriber {
         .await
     }
 
-    /// Answers the first request with the bytes and closes the connection.
+    /// Responds to the first request with the bytes and closes the connection.
     pub async fn answering_once_and_closing(answer: impl Into<Vec<u8>>) -> Self {
         let answer: Arc<[u8]> = answer.into().into();
         Self::serving(move |mut stream, sender| {
@@ -90,7 +90,7 @@ impl Subscriber {
         .await
     }
 
-    /// Answers the first request with the bytes and keeps the connection open in silence.
+    /// Responds to the first request with the bytes and keeps the connection open without sending more.
     pub async fn answering_and_hanging(answer: impl Into<Vec<u8>>) -> Self {
         let answer: Arc<[u8]> = answer.into().into();
         Self::serving(move |mut stream, sender| {
@@ -113,7 +113,7 @@ impl Subscriber {
         self.received.recv().await.unwrap()
     }
 
-    /// How many requests arrived that were not looked at.
+    /// How many requests arrived that the test has not read.
     pub fn unread(&self) -> usize {
         self.received.len()
     }
@@ -145,7 +145,7 @@ pub async fn failure_of(request: Request) -> Failure {
     }
 }
 
-/// Reads one request with a `Content-Length`; nothing when the connection ends.
+/// Reads one request with a `Content-Length`; `None` if the connection ends.
 pub async fn read_request(stream: &mut (impl AsyncRead + Unpin)) -> Option<Received> {
     let mut bytes = Vec::new();
     let head_length = loop {

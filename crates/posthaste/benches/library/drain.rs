@@ -1,4 +1,4 @@
-//! A backlog that is delivered to listeners that do nothing, all of it marked DONE.
+//! Drains a backlog to listeners that do nothing, until every row is DONE.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ use crate::table::{connect, count_done, execute, fill, fill_with, fresh, settle_
 
 const ROWS: u64 = 200_000;
 
-/// What is to be delivered: so many events, of so many aggregates (0: of none).
+/// The events to deliver, and the number of their aggregates (0: none).
 #[derive(Clone, Copy)]
 struct Backlog {
     rows: u64,
@@ -46,7 +46,7 @@ pub async fn measure(report: &mut Report, url: &str) {
         let rounds = Rounds::measure(3, ours, unordered).await;
         report.ratio(name, rounds, "events/s", Some(Aim::AtLeast(0.5)));
     }
-    // Each aggregate has many events behind one another, so most of the backlog waits for something that is in flight.
+    // Each aggregate has many events, so most of the backlog waits for events that are in flight.
     let name = "drain ordered, 100 keys, 20k events (raw: unordered)";
     if report.wants(name) {
         report.saying(name);
@@ -61,7 +61,7 @@ pub async fn measure(report: &mut Report, url: &str) {
             (format!("drain {word} node with 300k delayed"), Burden::Delayed, 3),
             (format!("drain {word} node with an old snapshot"), Burden::OldSnapshot, 3),
             (format!("large: drain {word} node with 10M done"), Burden::Done, 1),
-            (format!("large: drain {word} node with 10M pending"), Burden::ClaimedRow, 1),
+            (format!("large: drain {word} node with 10M pending"), Burden::Pending, 1),
         ] {
             if report.wants(&name) {
                 report.saying(&name);
@@ -74,21 +74,21 @@ pub async fn measure(report: &mut Report, url: &str) {
     }
 }
 
-/// What else lies in the table, or is going on.
+/// What makes a drain harder: other rows in the table, or another transaction.
 #[derive(Clone, Copy, PartialEq)]
 enum Burden {
     Nothing,
     Delayed,
     OldSnapshot,
     Done,
-    /// Rows behind those that are measured.
-    ClaimedRow,
+    /// Pending rows after those that are measured.
+    Pending,
 }
 
 #[allow(non_upper_case_globals)]
 const nothing: Burden = Burden::Nothing;
 
-/// The same by plain SQL.
+/// The same drain in plain SQL.
 async fn probe(pool: &PgPool, mode: Mode, workers: u64) -> f64 {
     fresh(pool, mode).await;
     fill(pool, ROWS, 0).await;
@@ -102,17 +102,17 @@ async fn drain(pool: &PgPool, url: &str, mode: Mode, nodes: u64, backlog: Backlo
     let Backlog { rows, keys } = backlog;
     fresh(pool, mode).await;
     match burden {
-        Burden::Nothing | Burden::OldSnapshot | Burden::ClaimedRow => {}
+        Burden::Nothing | Burden::OldSnapshot | Burden::Pending => {}
         Burden::Delayed => fill_with(pool, 300_000, 0, Duration::from_secs(3_600)).await,
         Burden::Done => fill_with(pool, 10_000_000, 1, Duration::ZERO).await,
     }
     fill(pool, rows, keys).await;
-    if burden == Burden::ClaimedRow {
-        // Due, and behind the others.
+    if burden == Burden::Pending {
+        // Due, and after the others.
         fill_with(pool, 10_000_000, 0, Duration::ZERO).await;
         settle_down(pool).await;
     }
-    // Somebody's report that has been running since before the drain: no dead row can be cleaned away.
+    // A report that has been running since before the drain: vacuum can remove no dead row version.
     let mut snapshot = pool.begin().await.expect("a transaction");
     if burden == Burden::OldSnapshot {
         let look = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM outbox_event_migration";
@@ -138,17 +138,17 @@ async fn drain(pool: &PgPool, url: &str, mode: Mode, nodes: u64, backlog: Backlo
         outboxes.push(builder.start().await.expect("the outbox starts"));
     }
     counter.1.notified().await;
-    // Closing records the last ones: they count.
+    // Closing settles the last events, so its time counts.
     for outbox in &outboxes {
         outbox.close().await;
     }
     let took = started.elapsed();
     snapshot.rollback().await.expect("the snapshot ends");
     let done = count_done(pool).await;
-    if burden != Burden::ClaimedRow {
+    if burden != Burden::Pending {
         assert_eq!((done as u64, counter.0.load(Ordering::Relaxed)), (rows, rows), "each once, and all DONE");
     }
-    if burden == Burden::Done || burden == Burden::ClaimedRow {
+    if burden == Burden::Done || burden == Burden::Pending {
         execute(pool, "TRUNCATE outbox_event".to_owned()).await;
     }
     rows as f64 / took.as_secs_f64()

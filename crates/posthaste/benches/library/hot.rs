@@ -1,4 +1,4 @@
-//! From a commit to the listener, and what the outbox costs a transaction.
+//! The latency from a commit to its listener, and what the outbox adds to the cost of a transaction.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,7 +43,7 @@ fn payload() -> String {
     format!("\"{}\"", "x".repeat(PAYLOAD))
 }
 
-/// One event at a time, a thousand in a second.
+/// Writes one event at a time, a thousand a second.
 async fn latencies(pool: &PgPool) -> Vec<Duration> {
     const EVENTS: usize = 5_000;
     fresh(pool, Mode::SingleNode).await;
@@ -61,7 +61,7 @@ async fn latencies(pool: &PgPool) -> Vec<Duration> {
         let mut transaction = outbox.begin().await.expect("a transaction");
         outbox.write(&mut transaction, Event::text("t", payload())).await.expect("a write");
         transaction.commit().await.expect("a commit");
-        // The commit is answered inside of this call: what is measured is what happens after it.
+        // The server has confirmed the commit when this call returns: only the time after that is measured.
         let committed = Instant::now();
         let called = listened.recv().await.expect("a call");
         latencies.push(called.saturating_duration_since(committed));
@@ -70,7 +70,7 @@ async fn latencies(pool: &PgPool) -> Vec<Duration> {
     latencies
 }
 
-/// Microseconds for one transaction of one event, by us and by a plain INSERT of the same row.
+/// Microseconds for one transaction with one event: through the outbox, and by a plain INSERT of the same row.
 async fn write_cost(pool: &PgPool) -> Rounds {
     fresh(pool, Mode::WriterOnly).await;
     let outbox = Outbox::new(pool.clone()).mode(Mode::WriterOnly).start().await.expect("the outbox starts");
@@ -87,7 +87,7 @@ async fn write_cost(pool: &PgPool) -> Rounds {
     rounds
 }
 
-/// Microseconds for each of many in a row.
+/// Microseconds for one call, the mean of many in a row.
 async fn time_each(one: impl AsyncFn()) -> f64 {
     const TIMES: u32 = 500;
     let started = Instant::now();
@@ -108,7 +108,7 @@ async fn plain_insert(pool: &PgPool) {
 
 const HOT_EVENTS: u64 = 20_000;
 
-/// Sixteen writers, one event in each transaction, and nobody who reads; events per second.
+/// Sixteen writers, one event in each transaction, and no reader; events per second.
 async fn insert_only(pool: &PgPool) -> f64 {
     fresh(pool, Mode::WriterOnly).await;
     settle_down(pool).await;

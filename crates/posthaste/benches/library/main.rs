@@ -1,8 +1,9 @@
-//! What the library reaches on this machine on PostgreSQL with fsync on, each figure beside plain SQL that does the same
-//! in the same run: `cargo bench -p posthaste`. Names of figures as arguments select some of them; `large` adds tables
-//! of ten million rows, which take minutes to fill.
+//! The performance of the library on this machine, on PostgreSQL with fsync on: `cargo bench -p posthaste`. Each figure
+//! is compared with plain SQL that does the same in the same run. Names of figures as arguments select some of them;
+//! `large` adds tables of ten million rows, which take minutes to fill.
 //!
-//! One JSON object on stdout, a table for people on stderr. It starts a PostgreSQL of its own and takes it away again.
+//! It prints one JSON object to stdout and a table for people to stderr. It starts a PostgreSQL of its own, and removes
+//! it at the end.
 
 mod drain;
 mod hot;

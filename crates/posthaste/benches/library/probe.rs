@@ -13,7 +13,7 @@ const COLUMNS: &str = "event_id, event_type, aggregate_type, aggregate_id, paylo
 const ACK: &str =
     "UPDATE outbox_event SET status = 1, done_at = now(), locked_by = NULL, locked_at = NULL WHERE seq = ANY ($1)";
 
-/// Reads 500, marks 500, one after the other, each worker its own part; events per second.
+/// Each worker reads 500 rows of its own part, then marks them as DONE, again and again; events per second.
 pub async fn ack_only(pool: &PgPool, workers: u64, rows: u64) -> f64 {
     let started = Instant::now();
     let tasks = (0..workers).map(|worker| {
@@ -43,7 +43,7 @@ pub async fn ack_only(pool: &PgPool, workers: u64, rows: u64) -> f64 {
     rows as f64 / started.elapsed().as_secs_f64()
 }
 
-/// Leases 500, marks 500, one after the other; events per second.
+/// Each worker leases 500 rows, then marks them as DONE, again and again; events per second.
 pub async fn lease_and_ack(pool: &PgPool, workers: u64, rows: u64) -> f64 {
     let lease = format!(
         "UPDATE outbox_event SET locked_by = $1, locked_at = now() WHERE seq = ANY (ARRAY(
@@ -74,7 +74,7 @@ pub async fn lease_and_ack(pool: &PgPool, workers: u64, rows: u64) -> f64 {
     rows as f64 / started.elapsed().as_secs_f64()
 }
 
-/// The probe must not be slow for a reason that has nothing to do with it.
+/// The probe must not be slow because of a bad plan.
 async fn prepare(connection: &mut PgConnection) {
     let settings = "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_sort = off; SET jit = off";
     sqlx::raw_sql(settings).execute(connection).await.expect("settings are made");

@@ -6,7 +6,7 @@ pub struct Report {
     figures: Vec<Value>,
 }
 
-/// What was measured several times, each time with what it is measured against.
+/// Repeated measurements, each with the measurement that it is compared with.
 pub struct Rounds(Vec<(f64, f64)>);
 
 impl Rounds {
@@ -22,7 +22,7 @@ impl Rounds {
     }
 }
 
-/// What a figure should be.
+/// The target of a figure.
 pub enum Aim {
     AtLeast(f64),
     AtMost(f64),
@@ -33,7 +33,8 @@ impl Report {
         Self { request, figures: Vec::new() }
     }
 
-    /// Whether a figure is to be measured: all but the `large` ones, or those whose names begin as asked for.
+    /// True if a figure is to be measured: without arguments all but the `large` ones, otherwise those whose names
+    /// begin with an argument.
     pub fn wants(&self, name: &str) -> bool {
         match self.request.is_empty() {
             true => !name.starts_with("large"),
@@ -45,7 +46,7 @@ impl Report {
         eprintln!("measuring {what} …");
     }
 
-    /// A figure that stands for itself.
+    /// A figure without a comparison.
     pub fn figure(&mut self, name: &str, value: f64, unit: &str, aim: Option<Aim>) {
         let reached = aim.as_ref().map(|aim| is_reached(value, aim));
         self.figures
@@ -53,8 +54,8 @@ impl Report {
         eprintln!("{name:<62} {value:>12.1} {unit:<10} {}", verdict(&aim, reached));
     }
 
-    /// A figure whose ratio to what it is measured against is what counts: that of the median pair, because a machine that
-    /// is busy otherwise is so for both of a pair.
+    /// A figure that is judged by its ratio to the comparison. The ratio is the median of all pairs, because other load
+    /// on the machine affects both measurements of a pair.
     pub fn ratio(&mut self, name: &str, Rounds(rounds): Rounds, unit: &str, aim: Option<Aim>) {
         let ours = median(rounds.iter().map(|(ours, _)| *ours));
         let raw = median(rounds.iter().map(|(_, raw)| *raw));

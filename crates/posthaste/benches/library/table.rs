@@ -7,7 +7,7 @@ use posthaste::{Mode, Pool, TableName};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, PgPool};
 
-/// A row weighs about 300 bytes.
+/// With this payload, a row takes about 300 bytes.
 pub const PAYLOAD: usize = 150;
 
 /// A pool as a service has it.
@@ -27,7 +27,7 @@ pub async fn fresh(pool: &PgPool, mode: Mode) -> OutboxStore {
     pool.open(TableName::default(), mode).await.expect("the table is made")
 }
 
-/// Fills it with rows that are due now, of this many aggregates (0: of none).
+/// Fills the table with rows that are due now, of this many aggregates (0: none).
 pub async fn fill(pool: &PgPool, rows: u64, keys: u64) {
     let key = if keys == 0 { "NULL".to_owned() } else { format!("n % {keys}") };
     execute(
@@ -42,7 +42,7 @@ pub async fn fill(pool: &PgPool, rows: u64, keys: u64) {
     settle_down(pool).await;
 }
 
-/// Rows that are no part of what is measured.
+/// Adds rows that are not part of the measurement.
 pub async fn fill_with(pool: &PgPool, rows: u64, status: u8, due: Duration) {
     execute(
         pool,
@@ -56,7 +56,7 @@ pub async fn fill_with(pool: &PgPool, rows: u64, status: u8, due: Duration) {
     .await;
 }
 
-/// What the fill left to do must not be done while something is measured.
+/// Does the work that filling has left to the server, so that it does not run during a measurement.
 pub async fn settle_down(pool: &PgPool) {
     execute(pool, "VACUUM (ANALYZE) outbox_event".to_owned()).await;
     execute(pool, "CHECKPOINT".to_owned()).await;

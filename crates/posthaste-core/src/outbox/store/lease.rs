@@ -10,15 +10,15 @@ use crate::StoreError;
 /// No method may wait long for a row that another transaction has locked.
 #[async_trait]
 pub trait LeaseStore {
-    /// Starts the leases of these rows anew, where one of the claim ids still holds them.
+    /// Renews the leases of those of these rows that still have one of the claim ids.
     async fn renew(&self, claim_ids: &[String], rows: &[i64]) -> Result<SettledRows, StoreError>;
 
-    /// Ends leases as if they had never been, where one of the claim ids still holds them. Returns the rows that are known to
-    /// exist, released or not.
+    /// Ends the leases of rows that still have one of the claim ids, as if they had never been leased. Returns the rows
+    /// that are known to exist, released or not.
     async fn release(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, StoreError>;
 
-    /// Suspects that were just claimed are about to be delivered: replaces their claim id by one that ends with
-    /// [`STARTED`](crate::outbox::STARTED), where they are still leased by the first one. Returns those rows.
+    /// Marks suspects that are about to be delivered: if they still have `claim_id`, replaces it by one that ends with
+    /// [`STARTED`](crate::outbox::STARTED). Returns the marked rows.
     async fn mark_started(
         &self,
         claim_id: &str,
@@ -27,25 +27,25 @@ pub trait LeaseStore {
     ) -> Result<HashSet<i64>, StoreError>;
 }
 
-/// Which leases are to be released.
+/// The leases to release.
 #[derive(Clone, Copy, Debug)]
 pub enum LeaseSet<'a> {
-    /// Those of these rows.
+    /// The leases of these rows.
     Rows {
-        /// The claim ids that may hold them.
+        /// The claim ids that the rows may have.
         claim_ids: &'a [String],
         /// The numbers of the rows.
         rows: &'a [i64],
     },
-    /// Those of the rows of these events.
+    /// The leases of the rows of these events.
     Events {
-        /// The claim ids that may hold them.
+        /// The claim ids that the rows may have.
         claim_ids: &'a [String],
         /// The ids of the events.
         ids: &'a [String],
     },
-    /// All that these claim ids hold, as far as they are found among the first
-    /// [`LOST_CLAIM_SCAN`](super::LOST_CLAIM_SCAN) due rows.
+    /// All leases with these claim ids that are found among the first [`LOST_CLAIM_SCAN`](super::LOST_CLAIM_SCAN) due
+    /// rows.
     Claims {
         /// The claim ids.
         claim_ids: &'a [String],

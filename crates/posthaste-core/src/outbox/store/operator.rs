@@ -6,18 +6,18 @@ use chrono::{DateTime, Utc};
 use crate::outbox::OutboxStatus;
 use crate::{Event, StoreError};
 
-/// What operators ask of an outbox table, and its maintenance.
+/// Operator queries and maintenance of an outbox table.
 ///
 /// # Laws
 ///
 /// - Only DEAD rows are listed, counted, replayed and discarded.
 /// - `replay` makes them NEW with no attempts, due `now`, without `done_at`, `last_error`, lease and `lease_losses`.
-/// - `discard` deletes them; in ordered mode, the rows that waited behind them are unblocked.
-/// - `purge` never deletes a pending row, but for [`Purge::Everything`]. In ordered mode, the rows that waited behind a
-///   purged DEAD row are unblocked.
+/// - `discard` deletes them; in ordered mode, the rows that they blocked are unblocked.
+/// - `purge` never deletes a pending row, except with [`Purge::Everything`]. In ordered mode, the rows that a purged
+///   DEAD row blocked are unblocked.
 #[async_trait]
 pub trait OperatorStore {
-    /// The row of one event, wherever it stands.
+    /// The row of one event, whatever its status.
     async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError>;
 
     /// DEAD rows, oldest (by their number) first.
@@ -26,48 +26,48 @@ pub trait OperatorStore {
     /// How many DEAD rows there are.
     async fn count_dead(&self, filter: &DeadFilter) -> Result<u64, StoreError>;
 
-    /// Replays at most `limit` DEAD rows, oldest first, with a number behind `behind`; answers with how many there were and
-    /// with the number of the last.
+    /// Replays at most `limit` DEAD rows with numbers above `after`, oldest first. Returns how many there were, and the
+    /// number of the last.
     async fn replay(&self, filter: &DeadFilter, after: i64, limit: usize) -> Result<(u64, i64), StoreError>;
 
-    /// Deletes one DEAD row; whether there was one.
+    /// Deletes one DEAD row. True if there was one.
     async fn discard(&self, event_id: &str) -> Result<bool, StoreError>;
 
-    /// Deletes at most `limit` rows, oldest first, in one transaction; answers with how many.
+    /// Deletes at most `limit` rows, oldest first, in one transaction. Returns how many.
     async fn purge(&self, purge: Purge, older_than: Duration, limit: usize) -> Result<u64, StoreError>;
 
-    /// The age of the oldest pending row that is due, by its `available_at`; `None` when nothing is.
+    /// The age of the oldest pending row that is due, by its `available_at`; `None` if no row is due.
     async fn oldest_due(&self) -> Result<Option<Duration>, StoreError>;
 
-    /// The same for each event type of which a row is due.
+    /// The same for each event type with due rows.
     async fn oldest_due_by_type(&self) -> Result<Vec<(String, Duration)>, StoreError>;
 }
 
-/// Which DEAD rows; what is absent does not matter.
+/// Selects DEAD rows. A field that is `None` matches every row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeadFilter {
-    /// One event only.
+    /// Only the event with this id.
     pub event_id: Option<String>,
-    /// Of this type.
+    /// Only events of this type.
     pub event_type: Option<String>,
-    /// Of aggregates of this type.
+    /// Only events of aggregates of this type.
     pub aggregate_type: Option<String>,
 }
 
 impl DeadFilter {
-    /// All of them.
+    /// All DEAD rows.
     pub fn all() -> Self {
         Self::default()
     }
 
-    /// Of this type.
+    /// Only events of this type.
     #[must_use]
     pub fn event_type(mut self, event_type: impl Into<String>) -> Self {
         self.event_type = Some(event_type.into());
         self
     }
 
-    /// Of aggregates of this type.
+    /// Only events of aggregates of this type.
     #[must_use]
     pub fn aggregate_type(mut self, aggregate_type: impl Into<String>) -> Self {
         self.aggregate_type = Some(aggregate_type.into());
@@ -78,9 +78,9 @@ impl DeadFilter {
 /// What a purge deletes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purge {
-    /// DONE rows by `done_at`, or `created_at` where that is empty.
+    /// DONE rows by `done_at`, or by `created_at` if that is empty.
     Done,
-    /// DEAD rows by `done_at`, or `created_at` where that is empty.
+    /// DEAD rows by `done_at`, or by `created_at` if that is empty.
     Dead,
     /// Every row by `created_at`: for tables that another tool reads.
     Everything,
@@ -89,15 +89,15 @@ pub enum Purge {
 /// One row of the outbox as an operator sees it.
 #[derive(Clone, Debug)]
 pub struct OutboxRow {
-    /// Its place in the order of insertion.
+    /// The number of the row: its position in the order of insertion.
     pub seq: i64,
-    /// Of the row, also when it cannot be read as an event.
+    /// The event id, even if the row cannot be read as an event.
     pub event_id: String,
     /// `None` when the row cannot be read as an event; the reason is in `last_error` once it was claimed.
     pub event: Option<Event>,
-    /// Where it stands.
+    /// Its status.
     pub status: OutboxStatus,
-    /// How often it failed and counted.
+    /// How many failed attempts were counted.
     pub attempts: u32,
     /// When it is due, or was.
     pub available_at: DateTime<Utc>,
@@ -107,10 +107,10 @@ pub struct OutboxRow {
     pub done_at: Option<DateTime<Utc>>,
     /// Why it last failed.
     pub last_error: Option<String>,
-    /// Which claim has leased it.
+    /// The claim id of its lease.
     pub locked_by: Option<String>,
-    /// Since when.
+    /// When the lease began.
     pub locked_at: Option<DateTime<Utc>>,
-    /// How often a claim of it ended by expiry since an attempt last came to an end.
+    /// How many of its leases expired since the end of its last attempt.
     pub lease_losses: u32,
 }

@@ -9,7 +9,7 @@ use crate::{Event, StoreError};
 /// Transactions of the service, and inserts in them.
 #[async_trait]
 pub trait WriteStore {
-    /// What a statement of the service runs on.
+    /// The connection on which statements of the service run.
     type Connection: Send;
     /// Begun by [`begin`](Self::begin); rolled back when it is dropped.
     type Transaction: DerefMut<Target = Self::Connection> + Send;
@@ -24,7 +24,8 @@ pub trait WriteStore {
     async fn rollback(&self, transaction: Self::Transaction) -> Result<(), StoreError>;
 
     /// Inserts events in this order, many rows to a statement, and returns the numbers of their rows in the same order.
-    /// `created_at` is `now`, and so is the `available_at` of an event that is not delayed until a time (plus its delay).
+    /// `created_at` is `now`, and so is the `available_at` of an event that is not delayed until a time (plus its
+    /// delay).
     ///
     /// With a claim id the rows are pre-claimed: `locked_by` is the claim id, and `locked_at` is `now`.
     async fn insert(
@@ -34,22 +35,23 @@ pub trait WriteStore {
         claim_id: Option<&str>,
     ) -> Result<Vec<i64>, StoreError>;
 
-    /// Which of these rows, inserted in the transaction of this connection, would survive a commit: a database may have
-    /// rolled them back after an error that the service ignored.
+    /// Returns those of these rows, inserted in the transaction of this connection, that would survive a commit: a
+    /// database may have rolled them back after an error that the service ignored.
     ///
-    /// An error means that the transaction cannot commit any more, even if the database would answer its COMMIT with success.
-    /// An error of kind [`OutcomeUnknown`](crate::FaultKind::OutcomeUnknown) means that parts of it may have been committed.
+    /// An error means that the transaction cannot commit any more, even if the database would report its COMMIT as a
+    /// success. An error of kind [`OutcomeUnknown`](crate::FaultKind::OutcomeUnknown) means that parts of it may have
+    /// been committed.
     async fn surviving(&self, connection: &mut Self::Connection, rows: &[i64]) -> Result<HashSet<i64>, StoreError>;
 }
 
 /// A transaction that events may be written in.
 ///
-/// It is a transaction by its type, so that a write outside of one does not compile. Implemented for [`Transaction`] and for
-/// the transactions of sqlx.
+/// It is a transaction by its type, so that a write outside of one does not compile. Implemented for [`Transaction`]
+/// and for the transactions of sqlx.
 pub trait InTransaction<S: Store>: Send {
     /// The connection on which statements of this transaction run.
     fn connection(&mut self) -> &mut S::Connection;
 
-    /// The transaction, if an outbox began it: then its end can be seen.
+    /// The transaction, if an outbox began it: then the outbox sees its end.
     fn begun_by_outbox(&mut self) -> Option<&mut Transaction<S>>;
 }

@@ -1,4 +1,4 @@
--- Which events a receiver has had, one row for each of its listeners that had it.
+-- The events that were processed: one row for each listener and event.
 CREATE TABLE {table} (
     listener    varchar(128) COLLATE "C" NOT NULL,
     event_id    varchar(128) COLLATE "C" NOT NULL,
@@ -6,5 +6,5 @@ CREATE TABLE {table} (
     PRIMARY KEY (listener, event_id)
 );
 
--- What is old enough to be orphaned.
+-- The purge: finds the oldest rows.
 CREATE INDEX {table}_received ON {table} (received_at);

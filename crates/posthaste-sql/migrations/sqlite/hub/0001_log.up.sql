@@ -1,61 +1,62 @@
--- The built-in bus: topics of partitions, each a row of records numbered without gaps.
+-- The built-in bus: topics of partitions, each a sequence of records numbered without gaps.
 -- An append adds to next_offset and inserts its records in one transaction, so offsets become visible in order.
 CREATE TABLE log_partition (
-    -- What records and groups refer to: shorter than a name in every row.
+    -- Records and groups refer to this id, because it is shorter than a name in every row.
     id          INTEGER PRIMARY KEY,
     topic       TEXT NOT NULL,
-    -- From 0. A topic keeps the number of partitions that it was made with, or routes would change partition.
+    -- From 0. A topic keeps the number of partitions that it was created with: otherwise routes would change partition.
     partition   INTEGER NOT NULL,
-    -- The offset that the next record gets; what an append takes its offsets from and the backlog is measured by.
+    -- The offset of the next record. Appends allocate their offsets from it, and the backlog is measured by it.
     next_offset INTEGER NOT NULL DEFAULT 0,
-    -- To find a topic's partitions when it is first published to, and to make each only once.
+    -- Finds the partitions of a topic at its first publish, and ensures that each is created only once.
     UNIQUE (topic, partition)
 );
 
--- A table with rowids, appended to at its end. As WITHOUT ROWID it would be one index less, but such a table keeps no
--- more than a quarter of a page of a row beside its key, and the usual value would have its rest on a page of its own.
+-- A table with rowids, to which records are appended at its end. WITHOUT ROWID would save one index, but such a table
+-- keeps at most a quarter of a page of a row beside its key, and the rest of the usual value would go to a page of its
+-- own.
 CREATE TABLE log_record (
     partition_id INTEGER NOT NULL REFERENCES log_partition (id),
     "offset"     INTEGER NOT NULL,
-    -- Milliseconds since 1970 of the database's clock. Shown beside an event, and what retention goes by.
+    -- Milliseconds since 1970 of the database's clock. Shown beside an event, and used by retention.
     created_at   INTEGER NOT NULL DEFAULT (CAST(unixepoch('subsec') * 1000 AS INTEGER)),
     -- The event id.
     key          TEXT NOT NULL,
     -- A JSON array of [name, value] pairs; NULL where there are none.
     headers      TEXT,
-    -- Last, so that nothing else of a record lies behind the pages of a large one.
+    -- Last, so that no other column is stored after the overflow pages of a large value.
     value        BLOB NOT NULL
 );
 
--- A fetch: a range of one partition, in order. Also what keeps an offset from being given twice.
+-- A fetch: a range of one partition, in order. It also ensures that no offset is given twice.
 CREATE UNIQUE INDEX log_record_place ON log_record (partition_id, "offset");
--- "Where did this event go": all records of an event id.
+-- All records of one event id: "where did this event go".
 CREATE INDEX log_record_key ON log_record (key);
 
--- How far each group has come in each partition, and which of its consumers reads it now.
+-- The progress of each group in each partition, and which of its consumers reads it now.
 CREATE TABLE log_group (
     group_name   TEXT NOT NULL,
     partition_id INTEGER NOT NULL REFERENCES log_partition (id),
     -- The lowest offset that is not done.
     watermark    INTEGER NOT NULL,
-    -- What is done above the watermark, as runs of "distance+length".
+    -- The offsets that are done above the watermark, as runs of "distance+length".
     completed    TEXT NOT NULL DEFAULT '',
-    -- The consumer that holds the lease; NULL is free.
+    -- The consumer that has the lease; NULL: none.
     owner        TEXT,
-    -- One more with each owner: fences what an earlier owner still wants to record.
+    -- Rises with each owner: fences off acks of earlier owners.
     generation   INTEGER NOT NULL DEFAULT 0,
-    -- Milliseconds since 1970 of the database's clock; anybody may take the partition after that.
+    -- Milliseconds since 1970 of the database's clock. After that, any consumer may acquire the partition.
     leased_until INTEGER NOT NULL DEFAULT 0,
-    -- An ack, and taking all free partitions of one group.
+    -- An ack, and the acquisition of all free partitions of one group.
     PRIMARY KEY (group_name, partition_id)
 ) WITHOUT ROWID;
 
--- All groups of one partition: which of them have done a record, and how far behind each is.
+-- All groups of one partition: which of them have done a record, and how far each lags.
 CREATE INDEX log_group_partition ON log_group (partition_id);
 
 -- Records that a group could not read, kept whole for an operator before they are acked.
 CREATE TABLE quarantined_record (
-    -- The order in which they came; what pages of them are cut by.
+    -- The order in which they were quarantined. Lists are paged by it.
     id          INTEGER PRIMARY KEY AUTOINCREMENT,
     group_name  TEXT NOT NULL,
     topic       TEXT NOT NULL,
@@ -88,8 +89,8 @@ END;
 -- Which event type owns which topic. Written in the transaction that inserts the first outbox row of a type, so that a
 -- restart cannot give the topic to another type.
 CREATE TABLE channel (
-    -- The event type with '_' for every '.': Kafka does not tell the two apart in the name of a topic. An ingest looks a
-    -- type up by it, and the key keeps two types from owning one topic.
+    -- The event type with '_' for every '.', because Kafka does not distinguish the two in the name of a topic. An
+    -- ingest looks a type up by it, and the key keeps two types from owning one topic.
     topic_key  TEXT PRIMARY KEY,
     -- The owner. A start reads all of them and opens their channels.
     event_type TEXT NOT NULL,
@@ -97,7 +98,8 @@ CREATE TABLE channel (
     created_at INTEGER NOT NULL DEFAULT (CAST(unixepoch('subsec') * 1000 AS INTEGER))
 ) WITHOUT ROWID;
 
--- What a readiness check inserts and deletes again, to know that the database takes writes. Empty at any other time.
+-- A readiness check inserts a row and deletes it again, to find out that the database accepts writes. Empty at any
+-- other time.
 CREATE TABLE write_probe (
     -- As large as the write that failed last, so that the insert needs as much room.
     filler BLOB NOT NULL

@@ -2,7 +2,7 @@
 CREATE TABLE dlt_event (
     -- UUID v7: rises with time, so that it also breaks ties in the order of intake.
     id              TEXT PRIMARY KEY,
-    -- One delivery is one letter, however often its record is read.
+    -- One delivery is one dead letter, however often its record is read.
     delivery_id     TEXT NOT NULL UNIQUE,
     event_id        TEXT NOT NULL,
     subscription_id TEXT NOT NULL,
@@ -10,7 +10,7 @@ CREATE TABLE dlt_event (
     event_type      TEXT NOT NULL,
     domain          TEXT NOT NULL,
     endpoint        TEXT NOT NULL,
-    -- The OutboxEvent as it stood on the bus, in Protobuf.
+    -- The OutboxEvent as it was on the bus, in Protobuf.
     envelope        BLOB NOT NULL,
     -- The same for people, in JSON.
     readable        TEXT NOT NULL,
@@ -24,12 +24,12 @@ CREATE TABLE dlt_event (
     error_code      TEXT NOT NULL,
     error_cause     TEXT,
     first_failed_at INTEGER NOT NULL,
-    -- When its next retry is due; NULL: none is.
+    -- When its next retry is due; NULL: no retry is scheduled.
     scheduled_at    INTEGER,
-    -- When a replay is due, which goes before the schedule, and of which request it is a part.
+    -- When a replay is due, which precedes the schedule, and the request that it belongs to.
     replay_at       INTEGER,
     replay_id       TEXT,
-    -- Which claim of which process holds it, and until when.
+    -- The id of the claim that has leased it, and when the lease ends.
     locked_by       TEXT,
     locked_until    INTEGER,
     created_at      INTEGER NOT NULL,
@@ -37,11 +37,11 @@ CREATE TABLE dlt_event (
     due             INTEGER GENERATED ALWAYS AS (coalesce(replay_at, scheduled_at)) VIRTUAL
 );
 
--- The claim: what is due, in order. Letters that wait for nothing are not in it.
+-- The claim: due dead letters, in order. Dead letters without a retry or replay are not in it.
 CREATE INDEX dlt_event_due ON dlt_event (due, id) WHERE due IS NOT NULL;
--- A process gives its locks back when it stops.
+-- A process that stops releases its leases.
 CREATE INDEX dlt_event_locked ON dlt_event (locked_by) WHERE locked_by IS NOT NULL;
--- What a replay still waits for.
+-- The dead letters that a replay has not delivered yet.
 CREATE INDEX dlt_event_replay ON dlt_event (replay_id) WHERE replay_id IS NOT NULL;
 -- The list by status, newest or oldest first, and the depth by status.
 CREATE INDEX dlt_event_status_created ON dlt_event (status, created_at, id);
@@ -49,9 +49,9 @@ CREATE INDEX dlt_event_status_created ON dlt_event (status, created_at, id);
 CREATE INDEX dlt_event_status_updated ON dlt_event (status, updated_at, id);
 -- The list of all statuses.
 CREATE INDEX dlt_event_created ON dlt_event (created_at, id);
--- The list of one subscriber, as a rule of its failed letters.
+-- The list of one subscriber, usually of its failed dead letters.
 CREATE INDEX dlt_event_subscriber ON dlt_event (subscriber_id, status, created_at, id);
--- What became of one event.
+-- The dead letters of one event.
 CREATE INDEX dlt_event_event ON dlt_event (event_id);
 
 -- Every scheduled and replayed attempt.
@@ -64,12 +64,12 @@ CREATE TABLE retry_history (
     error_cause   TEXT,
     process_date  INTEGER NOT NULL,
     trigger       TEXT NOT NULL CHECK (trigger IN ('SCHEDULED', 'REPLAY')),
-    -- The replay that this attempt answers.
+    -- The replay that this attempt belongs to.
     replay_id     TEXT,
     duration_ms   INTEGER NOT NULL
 );
 
--- The history of one letter, and its removal together with the letter.
+-- The history of one dead letter, and its removal together with the dead letter.
 CREATE INDEX retry_history_letter ON retry_history (letter_id, id);
 -- The results of one replay.
 CREATE INDEX retry_history_replay ON retry_history (replay_id, letter_id, id) WHERE replay_id IS NOT NULL;
@@ -82,8 +82,8 @@ CREATE TABLE replay (
     created_at INTEGER NOT NULL
 );
 
--- How many letters have each status, kept by the triggers below: counting the letters would read them all, and the metrics
--- are asked for every few seconds.
+-- How many dead letters have each status, kept by the triggers below: counting them would read them all, and the
+-- metrics are queried every few seconds.
 CREATE TABLE dlt_depth (
     status  INTEGER PRIMARY KEY,
     letters INTEGER NOT NULL

@@ -1,4 +1,4 @@
--- Which events there are and who wants them. Times are milliseconds of the database's clock.
+-- Event definitions and their subscriptions. Times are milliseconds of the database's clock.
 CREATE TABLE event_definition (
     id             TEXT PRIMARY KEY,
     -- The key: '*' stands for anything.
@@ -9,7 +9,7 @@ CREATE TABLE event_definition (
     description    TEXT,
     created_at     INTEGER NOT NULL,
     updated_at     INTEGER NOT NULL,
-    -- Rises with every change: who writes back an old copy is told so.
+    -- Rises with every change: an update that is based on an older version is refused.
     version        INTEGER NOT NULL DEFAULT 1,
     -- Also serves the search for a definition by its key.
     UNIQUE (source_service, event_type, resource_type, operation_type)
@@ -21,7 +21,7 @@ CREATE TABLE subscription (
     definition_id TEXT NOT NULL REFERENCES event_definition (id),
     -- For lists; the values of its query string are masked.
     endpoint      TEXT NOT NULL,
-    -- Of the whole address: what finds the subscription that a request would make a second time.
+    -- A digest of the whole address. It finds the existing subscription when a request would create it a second time.
     endpoint_digest BLOB NOT NULL,
     payload_type  TEXT NOT NULL,
     auth_type     TEXT NOT NULL,
@@ -42,17 +42,19 @@ CREATE TABLE subscription (
 CREATE INDEX subscription_subscriber ON subscription (subscriber_id, id);
 -- The subscription that a subscriber has already, when the same one is created again.
 CREATE INDEX subscription_same ON subscription (subscriber_id, definition_id, endpoint_digest);
--- The list of one definition, and whether it is in use.
+-- The list of one definition, and the check that it is in use.
 CREATE INDEX subscription_definition ON subscription (definition_id, id);
 
--- One row, which rises with every change above: who has read it knows whether what it remembers is still true.
+-- One row, whose version rises with every change above: a process that has read it knows if its copy of the registry is
+-- still current.
 CREATE TABLE registry_version (
     only    INTEGER PRIMARY KEY CHECK (only = 1),
     version INTEGER NOT NULL
 );
 INSERT INTO registry_version (only, version) VALUES (1, 0);
 
--- One row as soon as credentials were sealed. A start without the key file asks for it: a new key would open none of them.
+-- One row once credentials were sealed. A start without the key file then asks for the file: a new key could not open
+-- them.
 CREATE TABLE sealing (
     only INTEGER PRIMARY KEY CHECK (only = 1)
 );

@@ -1,4 +1,4 @@
--- Which events a receiver has had, one row for each of its listeners that had it.
+-- The events that were processed: one row for each listener and event.
 CREATE TABLE {table} (
     listener    TEXT NOT NULL CHECK (length(listener) BETWEEN 1 AND 128),
     event_id    TEXT NOT NULL CHECK (length(event_id) BETWEEN 1 AND 128),
@@ -7,5 +7,5 @@ CREATE TABLE {table} (
     PRIMARY KEY (listener, event_id)
 ) WITHOUT ROWID;
 
--- What is old enough to be orphaned.
+-- The purge: finds the oldest rows.
 CREATE INDEX {table}_received ON {table} (received_at);

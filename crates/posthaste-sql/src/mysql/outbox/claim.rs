@@ -1,11 +1,12 @@
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, NaiveDateTime};
 use posthaste_core::StoreError;
 use posthaste_core::outbox::{
-    Candidate, ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadHead, Mode, Position, Selection, select,
+    BlockedRows, Candidate, ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadHead, Mode, Position, Selection,
+    select,
 };
 use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::query::Query;
@@ -21,11 +22,12 @@ use crate::session::Failed;
 /// The claim id of a lease that has ended, of a row that is free.
 const ENDED_LEASE: &str = "CASE WHEN locked_at IS NOT NULL THEN COALESCE(locked_by, '') END";
 
-/// How many types one statement lists: recursion has a limit, which is the server's.
+/// How many types one statement lists: the server limits the depth of a recursion.
 const TYPES: i64 = 500;
 
-/// The event types with pending rows, and how long the first row of each has been due, in microseconds; NULL if it is not
-/// due. A loose index scan: one seek per type, however many rows each has. Binds: the type behind which to begin, how many.
+/// The event types with pending rows, and how long the first row of each has been due, in microseconds; NULL if it is
+/// not due. A loose index scan: one seek per type, however many rows each has. Binds: the type after which to begin,
+/// how many.
 pub(super) const PENDING_TYPES: &str = "WITH RECURSIVE found (event_type, place) AS (
          (SELECT event_type, 1 FROM {table} FORCE INDEX ({table}_pending_of_type)
           WHERE pending = 1 AND event_type > ? ORDER BY event_type LIMIT 1)
@@ -41,14 +43,15 @@ pub(super) const PENDING_TYPES: &str = "WITH RECURSIVE found (event_type, place)
          ORDER BY due.available_at LIMIT 1)
      FROM found WHERE found.event_type IS NOT NULL";
 
-/// Finds due rows, in order, for claims in memory. Binds: the event type, the position after which to begin (time twice, and
-/// number), how old a row must be in microseconds, the limit.
+/// Finds due rows, in order, for claims in memory. Binds: the event type, the position after which to begin (time
+/// twice, and number), the minimum age of a row in microseconds, the limit.
 pub(super) fn pending(of_one_type: bool) -> String {
     let due = due_rows(Mode::SingleNode, of_one_type);
     format!("SELECT seq, available_at, NULL, 0, {BYTES} {due} ORDER BY available_at, seq LIMIT ?")
 }
 
-/// Finds and locks due rows that are free, in order. Binds: as [`pending`] up to the age, then those of [`FREE`], the limit.
+/// Finds and locks due rows that are free, in order. Binds: as [`pending`] up to the age, then those of [`FREE`], the
+/// limit.
 ///
 /// It waits for no row, and a lease changes no column of the index by which it locks: no deadlock is possible.
 pub(super) fn free(of_one_type: bool) -> String {
@@ -59,8 +62,8 @@ pub(super) fn free(of_one_type: bool) -> String {
     )
 }
 
-/// Finds due rows that are free and not blocked, in order, and locks nothing: blocking a row changes the index by which it is
-/// found. Binds: as [`free`].
+/// Finds due rows that are free and not blocked, in order, and locks nothing: blocking a row changes the index by which
+/// it is found. Binds: as [`free`].
 pub(super) fn ready(of_one_type: bool) -> String {
     let due = due_rows(Mode::ORDERED, of_one_type);
     format!("SELECT seq {due} AND {FREE} ORDER BY available_at, seq LIMIT ?")
@@ -74,10 +77,11 @@ pub(super) fn lock_ready() -> String {
     )
 }
 
-/// The row that each of the rows has to wait for. Binds: the rows.
+/// The predecessor of each of the rows: the row that it has to wait for. Binds: the rows.
 ///
-/// A statement of its own, after the rows are locked: it sees whatever was committed together with them, however late that
-/// was. A row that has been finished since is waited for a moment longer; none is overtaken.
+/// It is a separate statement after the rows are locked, so that it sees every row that was committed together with
+/// them, however late that was. If a predecessor was finished since then, its row waits a moment longer than necessary,
+/// but no row overtakes its predecessor.
 pub(super) const PREDECESSORS: &str = "SELECT seq, (
          SELECT earlier.seq FROM {table} AS earlier FORCE INDEX ({table}_key)
          WHERE earlier.unfinished = 1 AND earlier.aggregate_type = {table}.aggregate_type
@@ -90,27 +94,27 @@ pub(super) fn read() -> String {
     format!("SELECT {EVENT_COLUMNS}, {DUE_COLUMNS} FROM {{rows}}")
 }
 
-/// Leases rows that this transaction has locked. Binds: the rows, the claim id, what their `lease_losses` becomes.
+/// Leases rows that this transaction has locked. Binds: the rows, the claim id, their new `lease_losses`.
 pub(super) const LEASE: &str = "UPDATE {rows} SET locked_by = ?, locked_at = {now}, lease_losses = ?";
 
-/// A row that lost too many leases. Binds: the error, its `lease_losses`, the row.
+/// Marks a row that lost too many leases as DEAD. Binds: the error, its new `lease_losses`, the row.
 const MARK_DEAD: &str =
     "UPDATE {table} SET status = 3, done_at = {now}, last_error = ?, lease_losses = ?, locked_by = NULL,
          locked_at = NULL
      WHERE seq = ?";
 
-/// Blocks rows that this transaction has locked, behind others that are unfinished. Binds: the rows.
+/// Blocks rows that this transaction has locked, because unfinished rows of their keys precede them. Binds: the rows.
 pub(super) const BLOCK: &str = "UPDATE {rows} SET blocked = 1";
 
-/// Which of these rows are unfinished and not about to be finished, because no transaction has locked them. Whoever finishes
-/// one of them later sees the rows that are blocked behind it by now. Binds: the rows.
+/// Those of the rows that are unfinished and that no transaction has locked, so that none is about to be finished. A
+/// transaction that finishes one of them later sees the rows that it blocks. Binds: the rows.
 ///
-/// It runs outside of a transaction: its locks are gone when the server has carried it out. No lock of ours may stay on rows
-/// that other processes have claimed.
-pub(super) const UNLOCKED_PREDECESSORS: &str = "SELECT seq FROM {rows} WHERE {unfinished} FOR UPDATE SKIP LOCKED";
+/// It runs outside of a transaction: the server releases its locks at its end. No lock of ours may stay on rows that
+/// other processes have claimed.
+pub(super) const UNLOCKED_UNFINISHED: &str = "SELECT seq FROM {rows} WHERE {unfinished} FOR UPDATE SKIP LOCKED";
 
-/// The blocked rows behind rows that are finished now, among the first rows of their keys. Binds: the rows, how many rows of
-/// a key but one.
+/// The blocked rows after rows that are finished now, among the first rows of their keys. Binds: the rows, one less
+/// than the number of rows of each key.
 pub(super) const BLOCKED: &str = "SELECT next.seq FROM {rows}
      STRAIGHT_JOIN {table} AS next FORCE INDEX ({table}_key)
          ON next.unfinished = 1 AND next.aggregate_type = {table}.aggregate_type
@@ -137,7 +141,7 @@ pub(super) const BLOCKED_ROWS: &str = "SELECT blocked.seq, blocked.available_at,
      WHERE blocked.ready = 0 AND blocked.available_at >= ? AND (blocked.available_at > ? OR blocked.seq > ?)
      ORDER BY blocked.available_at, blocked.seq LIMIT ?";
 
-/// How long until the first rows are due. Binds: whether a suspect may be claimed where rows are leased, the event type,
+/// How long until the first rows are due. Binds: where rows are leased, true if suspects are allowed; the event type;
 /// the limit.
 pub(super) fn next_due(mode: Mode, of_one_type: bool) -> String {
     let (index, which) = index(mode, of_one_type);
@@ -151,8 +155,10 @@ pub(super) fn next_due(mode: Mode, of_one_type: bool) -> String {
     )
 }
 
-/// How long until the first lease ends of another process, among the rows at the head, because claims take rows from there.
-/// Binds: the lease in microseconds, the event type, the rows to leave out.
+/// How long until the first lease of another process ends. Binds: the lease in microseconds, the event type, the rows
+/// to leave out.
+///
+/// Leases are searched for at the head of the table only, because claims start there.
 pub(super) fn next_lease_end(mode: Mode, of_one_type: bool) -> String {
     let (index, which) = index(mode, of_one_type);
     format!(
@@ -163,19 +169,20 @@ pub(super) fn next_lease_end(mode: Mode, of_one_type: bool) -> String {
     )
 }
 
-/// What no lease keeps from being claimed. Binds: the lease in microseconds, a tenth of it, the rows to leave out, whether
-/// suspects may be claimed.
+/// The rows that no lease protects. Binds: the lease in microseconds, a tenth of it, the rows to leave out, true if
+/// suspects are allowed.
 ///
-/// A lease that began in the future was taken before the clock was set back: nobody can tell when it ends, so it has ended.
+/// A lease that began in the future was made before the clock was set back. Its end is unknown, so it counts as ended.
 ///
-/// What this process has in flight is usually leased, so it is not looked up in the list, which may be long.
+/// The rows that this process has in flight are usually leased. So only rows whose lease has ended are looked up in the
+/// list of rows to leave out, which may be long.
 const FREE: &str = "(locked_at IS NULL
          OR ((locked_at <= {now} - INTERVAL ? MICROSECOND OR locked_at > {now} + INTERVAL ? MICROSECOND)
              AND NOT FIND_IN_SET(seq, ?)))
      AND (? OR (locked_at IS NULL AND lease_losses = 0))";
 
-/// What is due behind a position and old enough, read by the index that has it in order. No planner is left a choice:
-/// statistics are always late for a table whose rows come and go in bursts.
+/// The due rows after a position that are old enough, read by the index that has them in order. The index is forced,
+/// because statistics are always late for a table whose rows come and go in bursts.
 fn due_rows(mode: Mode, of_one_type: bool) -> String {
     let (index, which) = index(mode, of_one_type);
     format!(
@@ -185,7 +192,7 @@ fn due_rows(mode: Mode, of_one_type: bool) -> String {
     )
 }
 
-/// The index that has what a claim wants, and how its columns before the time are searched.
+/// The index that a claim reads, and the condition on its columns before the time.
 fn index(mode: Mode, of_one_type: bool) -> (&'static str, &'static str) {
     match (mode, of_one_type) {
         (Mode::Ordered(_), false) => ("ready", "ready = 1"),
@@ -227,25 +234,42 @@ impl ClaimStore for OutboxStore {
         doing("claim from the outbox", next_due).await
     }
 
-    async fn unblock_orphans(&self, after: Option<Position>, batch: usize) -> Result<Option<Position>, StoreError> {
+    async fn blocked_rows(&self, after: Option<Position>, batch: usize) -> Result<BlockedRows, StoreError> {
         let sweep = async {
             let (time, seq) = bound(after);
             let mut scan = self.claims.begin(BEGIN_OWN).await?;
             let read = sqlx::query(self.sql(BLOCKED_ROWS)).bind(time).bind(time).bind(seq).bind(limit(batch));
             let rows = read.fetch_all(&mut *scan).await?;
             scan.commit().await?;
-            let (mut last, mut orphans) = (None, Vec::new());
+            let mut blocked = BlockedRows::default();
             for row in &rows {
                 let seq: i64 = row.try_get(0)?;
-                last = Some(position(row.try_get(1)?, seq));
+                blocked.last = Some(position(row.try_get(1)?, seq)).filter(|_| rows.len() >= batch);
                 if row.try_get(2)? {
-                    orphans.push(seq);
+                    blocked.orphans.push(seq);
                 }
             }
-            self.unblock_rows(orphans).await?;
-            Ok(last.filter(|_| rows.len() >= batch))
+            Ok(blocked)
         };
         doing("sweep the blocked rows of the outbox", sweep).await
+    }
+
+    async fn unlocked_unfinished(&self, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        let ask = async {
+            let unlocked = sqlx::query(self.sql(UNLOCKED_UNFINISHED)).bind(list(rows));
+            let unlocked = self.claims.fetch(unlocked).await?;
+            Ok(unlocked.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?)
+        };
+        doing("check the blocked rows of the outbox", ask).await
+    }
+
+    async fn unblock_rows(&self, rows: &[i64]) -> Result<(), StoreError> {
+        let unblock = async {
+            let mut work = self.claims.begin(BEGIN_OWN).await?;
+            self.unblock(&mut work, rows.to_vec()).await?;
+            work.commit().await
+        };
+        doing("unblock rows of the outbox", unblock).await
     }
 
     async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
@@ -261,7 +285,7 @@ impl ClaimStore for OutboxStore {
 
 impl OutboxStore {
     async fn read_due(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
-        // Rows in flight are few, and are left out here.
+        // Rows in flight are few, so they are left out here and not in the statement.
         let max = request.limit.saturating_add(request.in_flight.len());
         let query = bind_due(sqlx::query(self.sql(&pending(request.event_type.is_some()))), request);
         let mut scan = self.claims.begin(BEGIN_OWN).await?;
@@ -271,13 +295,13 @@ impl OutboxStore {
         let Selection { claimed, is_cut, .. } = select(&candidates);
         let mut rows = Vec::with_capacity(claimed.len());
         if !claimed.is_empty() {
-            // Another program may have changed them in between.
+            // Another program may have changed the rows in between.
             let read = format!("{} WHERE pending = 1 AND available_at <= {{now}}", read());
             rows = self.read_rows(&mut scan, &read, &claimed).await?;
         }
         scan.commit().await?;
         let last = candidates.get(claimed.len().wrapping_sub(1)).map(|last| last.position);
-        Ok(ClaimedRows { rows, more: is_cut, last, waits_for_lock: false })
+        Ok(ClaimedRows { rows, more: is_cut, last, blocked: Vec::new() })
     }
 
     async fn lease_due(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
@@ -295,7 +319,7 @@ impl OutboxStore {
         let last = last.map(|last| last.position);
         let rows = self.carry_out(&mut scan, &selection, request.claim_id).await?;
         scan.commit().await?;
-        Ok(ClaimedRows { rows, more: is_full || selection.is_cut, last, waits_for_lock: false })
+        Ok(ClaimedRows { rows, more: is_full || selection.is_cut, last, blocked: Vec::new() })
     }
 
     async fn lease_runs(&self, request: &ClaimRequest<'_>) -> Result<ClaimedRows, Failed> {
@@ -311,52 +335,18 @@ impl OutboxStore {
         let candidates = self.lock_candidates(&mut scan, &rows, request).await?;
         let selection = select(&candidates);
         let rows = self.carry_out(&mut scan, &selection, request.claim_id).await?;
-        let blocked = &selection.blocked;
-        if !blocked.is_empty() {
-            let mut in_order: Vec<i64> = blocked.iter().map(|(row, _)| *row).collect();
+        if !selection.blocked.is_empty() {
+            let mut in_order: Vec<i64> = selection.blocked.iter().map(|(row, _)| *row).collect();
             in_order.sort_unstable();
             sqlx::query(self.sql(BLOCK)).bind(list(&in_order)).execute(&mut *scan).await?;
         }
         scan.commit().await?;
-        // What was cut off is among the candidates: the next claim begins where this one did.
+        // A cut selection leaves candidates unclaimed, so the next claim begins where this one began.
         let last = candidates.last().map(|last| last.position).filter(|_| !selection.is_cut);
-        // The rows are leased, whether or not this succeeds.
-        let waits_for_lock = self.check_blocked(blocked).await.unwrap_or_else(|failed| {
-            tracing::warn!(table = %self.table, ?failed, "failed to check blocked rows: the next sweep unblocks the orphans among them");
-            false
-        });
-        Ok(ClaimedRows { rows, more: is_full || selection.is_cut, last, waits_for_lock })
+        Ok(ClaimedRows { rows, more: is_full || selection.is_cut, last, blocked: selection.blocked })
     }
 
-    /// A row may have been finished while others were being blocked behind it, and nobody would unblock those. This runs when
-    /// everybody can see that they are blocked, and unblocks those whose predecessor is finished or about to be. True if there
-    /// are any.
-    async fn check_blocked(&self, blocked: &[(i64, i64)]) -> Result<bool, Failed> {
-        if blocked.is_empty() {
-            return Ok(false);
-        }
-        let predecessors: BTreeSet<i64> = blocked.iter().map(|(_, predecessor)| *predecessor).collect();
-        let predecessors: Vec<i64> = predecessors.into_iter().collect();
-        let unlocked = sqlx::query(self.sql(UNLOCKED_PREDECESSORS)).bind(list(&predecessors));
-        let unlocked = self.claims.fetch(unlocked).await?;
-        let unlocked = unlocked.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<i64>, _>>()?;
-        let free = blocked.iter().filter(|(_, predecessor)| !unlocked.contains(predecessor));
-        let free: Vec<i64> = free.map(|(row, _)| *row).collect();
-        let waits_for_lock = !free.is_empty();
-        self.unblock_rows(free).await?;
-        Ok(waits_for_lock)
-    }
-
-    async fn unblock_rows(&self, rows: Vec<i64>) -> Result<(), Failed> {
-        if rows.is_empty() {
-            return Ok(());
-        }
-        let mut work = self.claims.begin(BEGIN_OWN).await?;
-        self.unblock(&mut work, rows).await?;
-        work.commit().await
-    }
-
-    /// Locks rows and finds out what they wait for. Returns them in the order of reading.
+    /// Locks rows and reads their predecessors. Returns them in the order of delivery.
     async fn lock_candidates(
         &self,
         scan: &mut MySqlConnection,
@@ -386,7 +376,7 @@ impl OutboxStore {
         Ok(candidates)
     }
 
-    /// Leases what was selected, or marks it as DEAD. Returns the rows in the order of the selection.
+    /// Leases the selected rows, or marks the selected row as DEAD. Returns the rows in the order of the selection.
     async fn carry_out(
         &self,
         scan: &mut MySqlConnection,

@@ -10,25 +10,27 @@ use super::{BEGIN_OWN, OutboxStore, list};
 use crate::mysql::errors::doing;
 use crate::session::{Failed, Session};
 
-/// The leases of these rows, which this transaction has locked, begin anew. Binds: the rows.
+/// Restarts the leases of these rows, which this transaction has locked. Binds: the rows.
 pub(super) const RENEW: &str = "UPDATE {rows} SET locked_at = {now}";
 
-/// Another process need not wait for the end of the leases of these rows, which this transaction has locked. Binds: the rows.
+/// Ends the leases of these rows, which this transaction has locked, so that other processes need not wait for their
+/// end. Binds: the rows.
 pub(super) const RELEASE: &str = "UPDATE {rows} SET locked_by = NULL, locked_at = NULL";
 
-/// Suspects that are about to be delivered. Binds: the rows, the lock of what has started.
+/// Replaces the claim id of suspects that are about to be delivered. Binds: the rows, the claim id that says that the
+/// delivery has started.
 const MARK_STARTED: &str = "UPDATE {rows} SET locked_by = ?, locked_at = {now}";
 
-/// Which of these rows exist. Binds: the rows.
+/// Those of the rows that exist. Binds: the rows.
 const EXISTING: &str = "SELECT seq FROM {rows}";
 
-/// Which of these events exist. Binds: the ids, a JSON array.
+/// The rows of these events that exist. Binds: the event ids, a JSON array.
 const EXISTING_EVENTS: &str = "SELECT seq
      FROM JSON_TABLE(?, '$[*]' COLUMNS (id VARCHAR(128) PATH '$')) AS listed
      STRAIGHT_JOIN {table} ON event_id = CONVERT(listed.id USING utf8mb4) COLLATE utf8mb4_bin";
 
-/// What these locks hold at the head of the table. No index has locks: it would cost every claim more than this statement,
-/// which runs only after the answer to a claim was lost. Binds: the locks.
+/// The rows at the head of the table that are leased under these claim ids. No index has claim ids: it would cost every
+/// claim more than this statement costs, which runs only after the result of a claim was lost. Binds: the claim ids.
 pub(super) fn of_claims(mode: Mode) -> String {
     let (index, which) = match mode {
         Mode::Ordered(_) => ("ready", "ready = 1"),
@@ -96,8 +98,8 @@ impl OutboxStore {
         Ok((claim_ids, rows))
     }
 
-    /// Runs a statement about the leases of those rows that one of the locks holds. Rows that another transaction has
-    /// locked are left alone, and answered as such.
+    /// Runs a statement about the leases of those rows that are still leased under one of the claim ids. Returns which
+    /// rows it changed, and which rows it skipped because another transaction has locked them.
     async fn change_leases(
         &self,
         session: &Session<MySql>,

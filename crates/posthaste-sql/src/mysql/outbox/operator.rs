@@ -13,7 +13,8 @@ use crate::mysql::clock::{micros, span};
 use crate::mysql::errors::doing;
 use crate::outbox::limit;
 
-/// Which dead rows. Binds: those of the event id, the event type and the aggregate type that are there.
+/// The condition for dead rows. Binds: those of the event id, the event type and the aggregate type that the filter
+/// has.
 fn filter(filter: &DeadFilter) -> String {
     let mut which = "dead = 1".to_owned();
     for (column, is_there) in [
@@ -43,7 +44,7 @@ fn count(which: &DeadFilter) -> String {
     format!("SELECT COUNT(*) FROM {{table}} WHERE {}", filter(which))
 }
 
-/// Binds: the filter, the row behind which to begin, the limit.
+/// Binds: the filter, the row after which to begin, the limit.
 pub(super) fn replayable(which: &DeadFilter) -> String {
     format!("SELECT seq FROM {{table}} WHERE {} AND seq > ? ORDER BY seq LIMIT ?", filter(which))
 }
@@ -57,11 +58,11 @@ const REPLAY: &str =
 /// Binds: the event id.
 const DISCARDABLE: &str = "SELECT seq FROM {table} WHERE event_id = ? AND dead = 1";
 
-/// Finds old rows in the order of their numbers, and young ones; answers which they are. Binds: the age in microseconds
-/// twice, or thrice where not everything is purged; the limit.
+/// Finds old and young rows in the order of their numbers, and returns true for the young ones. Binds: the age in
+/// microseconds three times, the limit.
 ///
-/// The first young row ends the search, because no row behind it can have been finished long ago: without an index of
-/// its own, a purge reads what it deletes and little more.
+/// The first young row ends the search, because no row after it can have been finished long ago. So a purge needs no
+/// index of its own, and reads little more than it deletes.
 pub(super) fn purgeable(purge: Purge) -> String {
     const CUTOFF: &str = "{now} - INTERVAL ? MICROSECOND";
     let (index, which) = match purge {
@@ -75,7 +76,8 @@ pub(super) fn purgeable(purge: Purge) -> String {
     )
 }
 
-/// Locks those of the rows that are still to be deleted, and waits for nobody. Binds: the rows.
+/// Locks those of the rows that may still be deleted, and skips rows that another transaction has locked. Binds: the
+/// rows.
 fn deletable(purge: Purge) -> &'static str {
     match purge {
         Purge::Done => "SELECT seq FROM {rows} WHERE status = 1 FOR UPDATE SKIP LOCKED",
@@ -134,7 +136,7 @@ impl OperatorStore for OutboxStore {
                 };
                 after = *last;
                 let replay = sqlx::query(self.sql(REPLAY)).bind(list(&rows)).execute(&mut *transaction).await?;
-                // If another operator was quicker with all of them, there may still be others.
+                // If another operator has replayed all of them meanwhile, there may still be others.
                 if replay.rows_affected() > 0 {
                     transaction.commit().await?;
                     return Ok((replay.rows_affected(), after));

@@ -10,8 +10,8 @@ use super::{BEGIN_OWN, OutboxStore};
 use crate::mysql::clock::{micros, span};
 use crate::mysql::errors::doing;
 
-/// The first process records everything, a later one what the record lacks. Binds: the reader, the mode, the lease in
-/// milliseconds, the rule for what is behind a dead event.
+/// The first process registers all of its settings. A later process adds those that are missing. Binds: the reader, the
+/// mode, the lease in milliseconds, the rule for events after a dead one.
 const REGISTER: &str = "INSERT INTO {table}_owner (reader, mode, lease_ms, dead_head) VALUES (?, ?, ?, ?)
      ON DUPLICATE KEY UPDATE
          lease_ms = IF(reader = VALUES(reader) AND mode = VALUES(mode), COALESCE(lease_ms, VALUES(lease_ms)), lease_ms),
@@ -19,11 +19,11 @@ const REGISTER: &str = "INSERT INTO {table}_owner (reader, mode, lease_ms, dead_
 
 const REGISTERED: &str = "SELECT reader, mode, lease_ms, dead_head FROM {table}_owner";
 
-/// The generation comes first, because assignments may see what is assigned before them. Binds: the owner twice, the
-/// lease in microseconds, the owner, the lease in microseconds.
+/// The generation is assigned first, because an assignment may see the values of earlier ones. Binds: the owner twice,
+/// the lease in microseconds, the owner, eleven tenths of the lease in microseconds.
 ///
-/// An ownership that ends later than a lease is long was taken before the clock was set back: nobody can tell when it ends,
-/// so it has ended.
+/// An ownership that ends later than eleven tenths of a lease from now was acquired before the clock was set back. Its
+/// end is unknown, so it counts as ended.
 const ACQUIRE: &str = "UPDATE {table}_owner
      SET generation = generation + IF(owner <=> ?, 0, 1), owner = ?, leased_until = {now} + INTERVAL ? MICROSECOND
      WHERE owner IS NULL OR owner = ? OR leased_until <= {now} OR leased_until > {now} + INTERVAL ? MICROSECOND";

@@ -1,5 +1,5 @@
-//! How MariaDB carries out the statements of the hot path. A plan that scans or sorts is a bug that only shows at size, and
-//! one that depends on statistics is a bug that shows one night.
+//! How MariaDB executes the statements that run all the time. A plan that scans or sorts is a bug that only shows at
+//! size, and one that depends on statistics is a bug that shows one night.
 
 use posthaste_core::outbox::{DeadFilter, DeadHead, Mode, Purge, TableName};
 use posthaste_testing::servers;
@@ -21,13 +21,13 @@ const FILL_A_MILLION: &str = "INSERT INTO outbox_event (event_type, payload, agg
          UTC_TIMESTAMP(6) + INTERVAL IF(seq % 5 = 4, 3600, 0) SECOND
      FROM seq_1_to_1700000";
 
-/// What the table of a quiet service holds.
+/// The rows of a quiet service: all of them are done.
 const QUIET: &str = "INSERT INTO outbox_event (event_type, payload, aggregate_id, status)
      SELECT CONCAT('type', seq % 10), '{}', CONCAT('key', seq % 1000), 1 FROM seq_1_to_50000";
 
 const ANALYZE: &str = "ANALYZE TABLE outbox_event";
 
-/// MariaDB knows at once that nothing can be changed where there is no owner.
+/// Without an owner MariaDB would see that no row can be changed, and plan nothing.
 const OWNER: &str = "INSERT INTO outbox_event_owner (reader, mode, owner, generation)
      VALUES ('dispatcher', 'single_node', 'a', 1)";
 
@@ -36,7 +36,7 @@ const MODES: [Mode; 4] =
 
 /// The table under every kind of statistics: those of an empty table, of a quiet time, and of now.
 async fn tables() -> Vec<MySqlConnection> {
-    /// Nothing here changes it, so the largest is filled once.
+    /// The tests only read it, so the largest table is filled once.
     static LARGE: OnceCell<String> = OnceCell::const_new();
     let mut tables = Vec::new();
     for steps in [&[ANALYZE][..], &[ANALYZE, FILL], &[QUIET, ANALYZE, FILL]] {
@@ -47,7 +47,7 @@ async fn tables() -> Vec<MySqlConnection> {
     tables
 }
 
-/// The URL of a database with a table of this history.
+/// The URL of a database with a table on which these steps ran.
 async fn table(steps: &[&'static str]) -> String {
     let url = servers::mariadb().await;
     let mut connection = MySqlConnection::connect(&url).await.unwrap();
@@ -59,7 +59,7 @@ async fn table(steps: &[&'static str]) -> String {
     url
 }
 
-/// One line for each table that the statement reads: how, by which index, and what else is done.
+/// One line for each table that the statement reads: the access type, the index and the extra steps.
 async fn plan(connection: &mut MySqlConnection, mode: Mode, sql: &str, values: &[&str]) -> Vec<String> {
     let filled = fill(sql, &TableName::default(), mode);
     let mut parts = filled.split('?');
@@ -94,7 +94,7 @@ const MIDDLE: [&str; 3] = ["UTC_TIMESTAMP(6) - INTERVAL 10 MINUTE", "UTC_TIMESTA
 const FREE: [&str; 4] = ["30000000", "100", "'1,2,3'", "TRUE"];
 
 #[tokio::test]
-async fn what_is_claimed_is_found_by_its_index_in_order() {
+async fn a_claim_reads_its_index_in_order() {
     for mut connection in tables().await {
         for position in [BEGINNING, MIDDLE] {
             for (of_one_type, index) in [(false, "outbox_event_pending"), (true, "outbox_event_pending_of_type")] {
@@ -150,7 +150,7 @@ async fn rows_are_looked_up_by_their_numbers() {
                 (lease::RENEW.to_owned(), &["'[5,6]'"]),
                 (lease::RELEASE.to_owned(), &["'[5,6]'"]),
                 (claim::lock_ready(), &["'[5,6]'", "1000", "100", "''", "TRUE"]),
-                (claim::UNLOCKED_PREDECESSORS.to_owned(), &["'[5,6]'"]),
+                (claim::UNLOCKED_UNFINISHED.to_owned(), &["'[5,6]'"]),
                 (claim::LOCK_BLOCKED.to_owned(), &["'[5,6]'"]),
                 (claim::BLOCK.to_owned(), &["'[5,6]'"]),
                 (claim::UNBLOCK.to_owned(), &["'[5,6]'"]),
@@ -163,7 +163,7 @@ async fn rows_are_looked_up_by_their_numbers() {
 }
 
 #[tokio::test]
-async fn who_waits_for_whom_is_found_by_the_index_of_keys() {
+async fn predecessors_and_blocked_rows_are_found_by_the_index_of_keys() {
     for mut connection in tables().await {
         for mode in [Mode::Ordered(DeadHead::Block), Mode::Ordered(DeadHead::Skip)] {
             let predecessors = plan(&mut connection, mode, claim::PREDECESSORS, &["'[5,6]'"]).await;
@@ -173,16 +173,16 @@ async fn who_waits_for_whom_is_found_by_the_index_of_keys() {
             assert_searches(&blocked, "outbox_event", "PRIMARY");
             assert_searches(&blocked, "next", "outbox_event_key");
             assert_searches(&blocked, "until", "outbox_event_key");
-            let orphaned =
+            let orphans =
                 plan(&mut connection, mode, claim::BLOCKED_ROWS, &["'2020-01-01'", "'2020-01-01'", "0", "1000"]).await;
-            assert_searches(&orphaned, "blocked", "outbox_event_ready");
-            assert_searches(&orphaned, "earlier", "outbox_event_key");
+            assert_searches(&orphans, "blocked", "outbox_event_ready");
+            assert_searches(&orphans, "earlier", "outbox_event_key");
         }
     }
 }
 
 #[tokio::test]
-async fn operators_do_not_read_the_backlog() {
+async fn operator_queries_do_not_read_the_backlog() {
     let one = DeadFilter { event_id: Some("1".to_owned()), ..DeadFilter::default() };
     for mut connection in tables().await {
         let mode = Mode::SingleNode;

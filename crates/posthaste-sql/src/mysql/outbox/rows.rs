@@ -9,20 +9,20 @@ use sqlx::mysql::MySqlRow;
 
 use crate::outbox::{event_row, key_of, outbox_row};
 
-/// What [`read_event`] reads, from column 0.
+/// The columns that [`read_event`] reads, from column 0.
 pub(super) const EVENT_COLUMNS: &str = "event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service, \
      resource_type, operation_type, payload, payload_bytes, content_type, headers, occurred_at, created_at, \
      available_at, attempts, seq";
-/// The columns behind those of the event.
+/// The number of the first column after those of the event.
 const AFTER_EVENT: usize = 17;
 
-/// What [`due`] reads behind them.
+/// The columns that [`due`] reads after them.
 pub(super) const DUE_COLUMNS: &str = "status, lease_losses";
 
-/// What a payload weighs.
+/// The size of a payload in bytes.
 pub(super) const BYTES: &str = "CAST(COALESCE(OCTET_LENGTH(payload), OCTET_LENGTH(payload_bytes)) AS SIGNED)";
 
-/// What [`row`] reads behind them.
+/// The columns that [`row`] reads after those of the event.
 pub(super) const ROW_COLUMNS: &str = "status, done_at, last_error, locked_by, locked_at, lease_losses";
 
 /// A row as a claim reads it.

@@ -13,10 +13,10 @@ use crate::mysql::errors::{doing, is_lock_timeout};
 use crate::outbox::limit;
 use crate::session::Failed;
 
-/// Which rows may be updated: pending rows that one of the fencing tokens still holds. Binds: the tokens, which contain no
-/// comma.
+/// The condition for rows that may be updated: pending rows that are still claimed under one of the fencing tokens.
+/// Binds: the tokens, which contain no comma.
 ///
-/// A row cannot be held by the token of another claim among them: this process settles a row only under its current claim.
+/// No row can match the token of another claim among them: this process settles a row only under its current claim.
 fn fence(mode: Mode) -> &'static str {
     match mode.leases_rows() {
         true => "pending = 1 AND FIND_IN_SET(locked_by, ?)",
@@ -27,22 +27,24 @@ fn fence(mode: Mode) -> &'static str {
     }
 }
 
-/// Those of the rows that may be changed, whoever has locked them. Binds: the rows, the fences.
+/// Those of the rows that may be updated, also those that another transaction has locked. Binds: the rows, the fencing
+/// tokens.
 pub(super) fn still_held(mode: Mode) -> String {
     format!("SELECT seq FROM {{rows}} WHERE {}", fence(mode))
 }
 
-/// Locks those of the rows that may be changed and that no other transaction has locked. Binds: the rows, the fences.
+/// Locks those of the rows that may be updated and that no other transaction has locked. Binds: the rows, the fencing
+/// tokens.
 pub(super) fn lock_held(mode: Mode) -> String {
     format!("{} FOR UPDATE SKIP LOCKED", still_held(mode))
 }
 
-/// The same, and waits a moment for rows that another transaction has locked. Binds: the rows, the fences.
+/// The same, but it waits a moment for rows that another transaction has locked. Binds: the rows, the fencing tokens.
 pub(super) fn wait_for_held(mode: Mode) -> String {
     format!("{} FOR UPDATE", still_held(mode))
 }
 
-/// The usual case. Binds: the rows, the fences.
+/// Marks rows as DONE, the usual case. Binds: the rows, the fencing tokens.
 pub(super) fn mark_done(mode: Mode) -> String {
     format!(
         "UPDATE {{rows}} SET status = 1, done_at = {{now}}, locked_by = NULL, locked_at = NULL WHERE {}",
@@ -50,10 +52,10 @@ pub(super) fn mark_done(mode: Mode) -> String {
     )
 }
 
-/// An attempt that came to an end clears its row of the suspicion that it ends processes. Binds: the changes (row, status,
-/// the attempts, the wait in microseconds, the error), the fences.
+/// An attempt that has ended shows that the row does not crash its process, so a retry resets `lease_losses`. Binds:
+/// the updates (row, status, attempts, wait in microseconds, error), the fencing tokens.
 ///
-/// No assignment reads what another assigns: in which order they are carried out is the server's.
+/// No assignment reads a column that another one changes, because the server chooses their order.
 pub(super) fn update(mode: Mode) -> String {
     format!(
         "UPDATE JSON_TABLE(?, '$[*]' COLUMNS (
@@ -80,7 +82,8 @@ impl SettleStore for OutboxStore {
             if !matches!(self.mode, Mode::Ordered(_)) {
                 match self.settle_all(fencing_tokens, updates).await {
                     Ok(Some(settled)) => return Ok(settled),
-                    // MySQL does not say which rows were updated or are locked: those that may be updated are locked first.
+                    // MySQL does not return which rows it updated or found locked, so the rows that may be updated are
+                    // locked first.
                     Ok(None) => {}
                     Err(Failed::Statement(error)) if is_lock_timeout(&error) => {}
                     Err(failed) => return Err(failed),
@@ -93,7 +96,7 @@ impl SettleStore for OutboxStore {
 }
 
 impl OutboxStore {
-    /// Locks the rows that the tokens still hold, and updates those.
+    /// Locks the rows that are still claimed under one of the tokens, and updates them.
     async fn settle_held(&self, fencing_tokens: &[String], updates: &[RowUpdate]) -> Result<SettledRows, Failed> {
         let mut rows: Vec<i64> = updates.iter().map(|update| update.seq).collect();
         let mut work = self.settlements.begin(BEGIN_OWN).await?;
@@ -112,14 +115,16 @@ impl OutboxStore {
         if matches!(self.mode, Mode::Ordered(_)) {
             let finished = updates.iter().filter(|update| self.mode.is_finished(update.status));
             let finished: Vec<i64> = finished.map(|update| update.seq).collect();
-            // A statement of its own: it sees the rows that were blocked until these rows could be updated.
+            // A separate statement, so that it sees the rows that claims blocked while the update above waited for its
+            // locks.
             self.unblock_behind(&mut work, &finished).await?;
         }
         work.commit().await?;
         Ok(SettledRows { applied, locked })
     }
 
-    /// The usual case: all of them are ours and nobody has locked one. Else nothing is changed.
+    /// The usual case: all rows are still claimed under the tokens, and no other transaction has locked one. Otherwise
+    /// it changes nothing and returns `None`.
     async fn settle_all(
         &self,
         fencing_tokens: &[String],
@@ -136,7 +141,7 @@ impl OutboxStore {
         Ok(Some(SettledRows { applied: updates.iter().map(|update| update.seq).collect(), locked: HashSet::new() }))
     }
 
-    /// Answers with how many rows there were to change, also where they are as before.
+    /// Returns how many rows matched, also those that were not changed by the update.
     async fn update_rows(
         &self,
         connection: &mut MySqlConnection,
@@ -153,8 +158,10 @@ impl OutboxStore {
         Ok(updated.rows_affected())
     }
 
-    /// Whoever checks whether a row is unfinished has it locked for a moment, so rows that are locked are waited for. Only
-    /// what somebody has for longer is passed by.
+    /// Locks those of the rows that are still claimed under one of the tokens.
+    ///
+    /// `UNLOCKED_PREDECESSORS` locks rows for a moment, so this waits for locked rows. A row that stays locked for
+    /// longer is skipped.
     async fn wait_for_held(
         &self,
         connection: &mut MySqlConnection,
@@ -169,20 +176,19 @@ impl OutboxStore {
         }
     }
 
-    /// Locks those of the rows whose fence stands and that no other transaction has locked.
+    /// Locks those of the rows that are still claimed under one of the tokens and that no other transaction has locked.
     pub(super) async fn lock_held(
         &self,
         connection: &mut MySqlConnection,
         fencing_tokens: &[String],
         rows: &[i64],
     ) -> Result<Vec<i64>, sqlx::Error> {
-        let claim_id =
-            sqlx::query_scalar(self.sql(&lock_held(self.mode))).bind(list(rows)).bind(fencing_tokens.join(","));
-        claim_id.fetch_all(connection).await
+        let lock = sqlx::query_scalar(self.sql(&lock_held(self.mode))).bind(list(rows)).bind(fencing_tokens.join(","));
+        lock.fetch_all(connection).await
     }
 
-    /// What waits behind these rows, which are finished or about to be deleted and locked by this transaction, may be met
-    /// again.
+    /// Unblocks the first rows after these rows, which this transaction has locked, and has finished or is about to
+    /// delete.
     pub(super) async fn unblock_behind(
         &self,
         connection: &mut MySqlConnection,
@@ -191,15 +197,17 @@ impl OutboxStore {
         if finished.is_empty() {
             return Ok(());
         }
-        // Rows of one key are seldom finished together, so each is taken for a key of its own.
+        // Rows of one key are seldom finished together, so each counts as a key of its own.
         let blocked =
             sqlx::query_scalar(self.sql(BLOCKED)).bind(list(finished)).bind(limit(unblock_limit(finished.len())) - 1);
         let blocked = blocked.fetch_all(&mut *connection).await?;
         self.unblock(connection, blocked).await
     }
 
-    /// Whoever checks whether a row is unfinished has it locked for a moment, so rows that are locked are waited for. Only
-    /// what somebody has for longer is left to the sweep: a settlement must not fail for a row that is not its own.
+    /// Unblocks rows, so that claims read them again.
+    ///
+    /// `UNLOCKED_PREDECESSORS` locks rows for a moment, so this waits for locked rows. A row that stays locked for
+    /// longer is left to the sweep: a settlement must not fail for a row that is not its own.
     pub(super) async fn unblock(
         &self,
         connection: &mut MySqlConnection,
@@ -223,7 +231,7 @@ impl OutboxStore {
     }
 }
 
-/// As [`update`] reads them.
+/// The updates as [`update`] reads them.
 fn bound_updates(updates: &[RowUpdate]) -> String {
     let updates = updates.iter().map(|update| {
         let RowUpdate { seq, status, attempts, wait, error } = update;

@@ -11,24 +11,25 @@ use crate::mysql::clock::{micros, storable};
 use crate::mysql::errors::{commit_error, doing, number, store_error};
 use crate::outbox::{chunks, write_headers};
 
-/// Numbers are given in the order of the rows.
+/// The server numbers the rows in their order in the statement.
 const INSERT: &str =
     "INSERT INTO {table} (event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service,
          resource_type, operation_type, payload, payload_bytes, content_type, headers, occurred_at, created_at,
          available_at, locked_by, locked_at)
      VALUES ";
 
-/// How many rows a statement may have that is worth keeping: each number makes another statement.
+/// Statements with at most this many rows are kept prepared: each number of rows makes another statement.
 const KEPT: usize = 8;
 
 /// The numbers of the events with these ids. Binds: the ids.
 ///
-/// They are asked for, because how numbers follow each other depends on the server's settings.
+/// The numbers are queried, because the steps between them depend on the server's settings.
 const NUMBERS: &str = "SELECT event_id, seq
      FROM JSON_TABLE(?, '$[*]' COLUMNS (id VARCHAR(128) PATH '$')) AS listed
      STRAIGHT_JOIN {table} ON event_id = CONVERT(listed.id USING utf8mb4) COLLATE utf8mb4_bin";
 
-/// Binds: the rows. A transaction that a deadlock has undone commits what came after it as if it were well.
+/// Those of the rows that still exist. After a deadlock has rolled a transaction back, the server commits the
+/// statements after it and reports success. Binds: the rows.
 const SURVIVING: &str = "SELECT seq FROM {rows}";
 
 /// True if a transaction is open. Outside of one a savepoint ends with the statement that made it.
@@ -42,8 +43,8 @@ async fn is_in_transaction(connection: &mut MySqlConnection) -> Result<bool, sql
     }
 }
 
-/// Binds of each row: the columns up to `occurred_at`, the delay if it has one, the lock if there is one.
-pub(super) fn insert(events: &[&Event], is_locked: bool) -> String {
+/// Binds of each row: the columns up to `occurred_at`, the delay if it has one, the claim id if there is one.
+pub(super) fn insert(events: &[&Event], is_claimed: bool) -> String {
     let mut sql = INSERT.to_owned();
     for (place, event) in events.iter().enumerate() {
         let available_at = match event.delay() {
@@ -51,13 +52,13 @@ pub(super) fn insert(events: &[&Event], is_locked: bool) -> String {
             Delay::Until(_) => "?",
             Delay::For(_) => "{now} + INTERVAL ? MICROSECOND",
         };
-        let claim_id = if is_locked { "?, {now}" } else { "NULL, NULL" };
+        let lease = if is_claimed { "?, {now}" } else { "NULL, NULL" };
         let comma = if place == 0 { "" } else { ", " };
         sql.push_str(comma);
         sql.push_str("(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {now}, ");
         sql.push_str(available_at);
         sql.push_str(", ");
-        sql.push_str(claim_id);
+        sql.push_str(lease);
         sql.push(')');
     }
     sql
@@ -120,7 +121,7 @@ impl InTransaction<OutboxStore> for Transaction<'_, MySql> {
         self
     }
 
-    /// sqlx does not show the end of its transactions.
+    /// sqlx does not report the end of its transactions.
     fn begun_by_outbox(&mut self) -> Option<&mut posthaste_core::outbox::Transaction<OutboxStore>> {
         None
     }
@@ -170,7 +171,7 @@ impl OutboxStore {
         }
     }
 
-    /// In the order of the events.
+    /// The numbers of the rows, in the order of the events.
     async fn numbers(&self, connection: &mut MySqlConnection, events: &[&Event]) -> Result<Vec<i64>, sqlx::Error> {
         let ids: Vec<&str> = events.iter().map(|event| event.id()).collect();
         let rows =

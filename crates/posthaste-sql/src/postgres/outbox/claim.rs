@@ -5,8 +5,8 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use posthaste_core::StoreError;
 use posthaste_core::outbox::{
-    Candidate, ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadHead, MAX_CLAIM_BYTES, Mode, Position, Selection,
-    select,
+    BlockedRows, Candidate, ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadHead, MAX_CLAIM_BYTES, Mode,
+    Position, Selection, select,
 };
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::query::Query;
@@ -22,11 +22,11 @@ use crate::session::Failed;
 
 /// Begins a transaction in which pending rows are read by their index, in its order.
 ///
-/// Statistics are always late for a table whose rows come and go in bursts: a planner that takes ten thousand pending
-/// rows for ten collects and sorts them all, in every claim. It is forbidden to; a small sort that has to be is then
-/// priced so high that, but for `jit`, every claim would be compiled first. A lease that a crash of the server forgets
-/// costs a second delivery at most, so nobody waits for its way to the disk. What a host that vanishes has locked is free
-/// after ten seconds, and not when the network finds out.
+/// Statistics are always late for a table whose rows come and go in bursts. A planner that believes that ten thousand
+/// pending rows are ten collects and sorts all of them, in every claim. So sorts and scans are disabled. The planner
+/// then prices an unavoidable small sort so high that it would compile every claim first, so `jit` is off too. A lease
+/// that is lost in a crash of the server costs at most a second delivery, so no claim waits for the disk. The locks of
+/// a host that vanishes are released after ten seconds, and not when the network reports it.
 pub(super) const SCAN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
      SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off;
      SET LOCAL jit = off; SET LOCAL synchronous_commit = off;
@@ -44,8 +44,8 @@ pub(super) const PENDING_TYPES: &str = "WITH RECURSIVE first AS (
      )
      SELECT event_type FROM first WHERE available_at <= {now}";
 
-/// Reads what is due, and answers in no order, for claims in memory. Binds: the rows to leave out, the limit, the position
-/// behind which to begin (time and number), how old a row must be in microseconds, the event type.
+/// Reads due rows, and returns them in no order, for claims in memory. Binds: the rows to leave out, the limit, the
+/// position after which to begin (time and number), the minimum age of a row in microseconds, the event type.
 ///
 /// `NOT IN (SELECT …)` looks each row up in a hash; `<> ALL` would compare it with every row that is left out.
 pub(super) fn pending(of_one_type: bool) -> String {
@@ -61,11 +61,11 @@ pub(super) fn pending(of_one_type: bool) -> String {
     )
 }
 
-/// Leases due rows that never lost a lease, if the first due row is one of those, and returns them in no order: the usual
-/// claim of multi-node mode in one statement. Binds: as [`pending`] up to the age, the lease in microseconds, whether suspects
-/// are allowed, the claim id, the event type.
+/// Leases due rows that never lost a lease, if the first due row is one of those, and returns them in no order: the
+/// usual claim of multi-node mode in one statement. Binds: as [`pending`] up to the age, the lease in microseconds,
+/// true if suspects are allowed, the claim id, the event type.
 ///
-/// It returns nothing when the first due row is a suspect. Then [`candidates`] are selected one step after the other.
+/// It returns nothing if the first due row is a suspect. Then the claim reads [`candidates`] and selects among them.
 pub(super) fn lease_due(of_one_type: bool) -> String {
     let (due, order) = due_rows(of_one_type.then_some("$9"));
     format!(
@@ -88,11 +88,11 @@ pub(super) fn lease_due(of_one_type: bool) -> String {
     )
 }
 
-/// Reads and locks due rows, in order; in ordered mode, with the row that each has to wait for. Binds: as [`pending`] up to
-/// the age, the lease in microseconds, whether suspects are allowed, the event type.
+/// Reads and locks due rows, in order; in ordered mode, with the predecessor of each row. Binds: as [`pending`] up to
+/// the age, the lease in microseconds, true if suspects are allowed, the event type.
 ///
-/// A predecessor is read as it was when the statement began. A row that has been finished since is waited for a moment
-/// longer; none is overtaken.
+/// A predecessor is read as it was when the statement began. If it was finished since then, its row waits a moment
+/// longer than necessary, but no row overtakes its predecessor.
 pub(super) fn candidates(mode: Mode, of_one_type: bool) -> String {
     let (due, order) = due_rows(of_one_type.then_some("$8"));
     let (unblocked, predecessor) = match mode {
@@ -116,8 +116,8 @@ pub(super) fn candidates(mode: Mode, of_one_type: bool) -> String {
     )
 }
 
-/// Leases rows that this transaction has locked, and returns them in no order. Binds: the rows, the claim id, what their
-/// `lease_losses` becomes.
+/// Leases rows that this transaction has locked, and returns them in no order. Binds: the rows, the claim id, their new
+/// `lease_losses`.
 pub(super) fn lease_rows() -> String {
     format!(
         "UPDATE {{table}} SET locked_by = $2, locked_at = {{now}}, lease_losses = $3 WHERE seq = ANY ($1)
@@ -125,7 +125,7 @@ pub(super) fn lease_rows() -> String {
     )
 }
 
-/// A row that lost too many leases. Binds: the row, the error, its `lease_losses`.
+/// Marks a row that lost too many leases as DEAD. Binds: the row, the error, its new `lease_losses`.
 fn mark_dead() -> String {
     format!(
         "UPDATE {{table}} SET status = 3, done_at = {{now}}, last_error = $2, lease_losses = $3, locked_by = NULL,
@@ -135,24 +135,24 @@ fn mark_dead() -> String {
     )
 }
 
-/// Blocks rows that this transaction has locked, behind others that are unfinished. Binds: the rows.
+/// Blocks rows that this transaction has locked, because unfinished rows of their keys precede them. Binds: the rows.
 pub(super) const BLOCK: &str = "UPDATE {table} SET blocked = true WHERE seq = ANY ($1)";
 
-/// Which of these rows are unfinished and not about to be finished, because no transaction has locked them. Whoever finishes
-/// one of them later sees the rows that are blocked behind it by now. `{rows}` is a list of numbers.
+/// Those of the rows that are unfinished and that no transaction has locked, so that none is about to be finished. A
+/// transaction that finishes one of them later sees the rows that it blocks. `{rows}` is a list of numbers.
 ///
-/// It is one message to the server: the locks are gone when the server has carried it out, however long this process takes
-/// to read the answer. No lock of ours may stay on rows that other processes have claimed.
-const UNLOCKED_PREDECESSORS: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+/// It is one message to the server: the server releases the locks at its end, however long this process takes to read
+/// the result. No lock of ours may stay on rows that other processes have claimed.
+const UNLOCKED_UNFINISHED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
      SET LOCAL enable_seqscan = off; SET LOCAL jit = off;
      SELECT seq FROM {table} WHERE seq = ANY ('{{rows}}'::bigint[]) AND {unfinished_by_number} FOR SHARE SKIP LOCKED;
      COMMIT";
 
-/// Unblocks the first rows of keys, so that claims read them again. Binds: the aggregate types, the aggregate ids, how many
-/// rows of each key.
+/// Unblocks the first rows of keys, so that claims read them again. Binds: the aggregate types, the aggregate ids, how
+/// many rows of each key.
 ///
-/// [`UNLOCKED_PREDECESSORS`] locks rows for a moment, so this waits for locked rows. A row that stays locked for longer is
-/// left to the sweep: a settlement must not fail for a row that is not its own.
+/// [`UNLOCKED_UNFINISHED`] locks rows for a moment, so this waits for locked rows. A row that stays locked for longer
+/// is left to the sweep: a settlement must not fail for a row that is not its own.
 pub(super) fn unblock(locked: Locked) -> String {
     const BLOCKED: &str = "ARRAY(
          SELECT next.seq
@@ -171,8 +171,8 @@ pub(super) fn unblock(locked: Locked) -> String {
     }
 }
 
-/// The next blocked rows, and which of them are orphans: no unfinished row of their key precedes them. Binds: the row after
-/// which to begin, the limit.
+/// The next blocked rows, and which of them are orphans: no unfinished row of their key precedes them. Binds: the row
+/// after which to begin, the limit.
 pub(super) const BLOCKED_ROWS: &str = "SELECT seq, NOT EXISTS (
          SELECT 1 FROM {table} AS before
          WHERE before.aggregate_type = row.aggregate_type AND before.aggregate_id = row.aggregate_id
@@ -182,10 +182,11 @@ pub(super) const BLOCKED_ROWS: &str = "SELECT seq, NOT EXISTS (
 /// Binds: the rows.
 const UNBLOCK_ROWS: &str = "UPDATE {table} SET blocked = false WHERE seq = ANY ($1)";
 
-/// How long until the first row is due that is not left out, or until the first lease ends of another process. Binds: the
-/// rows to leave out, whether a suspect may be claimed, the event type; where rows are leased, the lease in microseconds.
+/// How long until the first row is due that is not left out, or until the first lease of another process ends. Binds:
+/// the rows to leave out, true if suspects are allowed, the event type; where rows are leased, the lease in
+/// microseconds.
 ///
-/// LeaseSet are looked for at the head only, because claims take rows from there.
+/// Leases are searched for at the head of the table only, because claims start there.
 pub(super) fn next_due(mode: Mode, of_one_type: bool) -> String {
     let (of_type, order) = match of_one_type {
         true => ("AND event_type >= $3 AND event_type <= $3", "event_type, available_at, seq"),
@@ -218,18 +219,20 @@ pub(super) fn next_due(mode: Mode, of_one_type: bool) -> String {
     )
 }
 
-/// What no lease keeps from being claimed, with the lease in `$6`, and `$7` telling whether suspects may be.
+/// The rows that no lease protects. `$6` is the lease, and `$7` is true if suspects are allowed.
 ///
-/// A lease that began in the future was taken before the clock was set back: nobody can tell when it ends, so it has ended.
-/// But not if it began within a tenth of its length: it may have been taken since this statement began.
+/// A lease that began in the future was made before the clock was set back. Its end is unknown, so it counts as ended.
+/// But not if it began within a tenth of its length: it may have been made since this statement began.
 const FREE: &str = "(locked_at IS NULL OR locked_at <= {now} - $6 * interval '1 microsecond'
          OR locked_at > {now} + $6 / 10 * interval '1 microsecond')
      AND ($7 OR (locked_at IS NULL AND lease_losses = 0))";
 
-/// What is due behind the position `$3, $4` and older than `$5`, and its order in the index that has it.
+/// The condition for due rows after the position `$3, $4` that are older than `$5`, and the order of the index that has
+/// them.
 ///
-/// For one event type both name the type as the index does, though that is the same for all rows: an equality would
-/// leave the order to any index, and a planner with old statistics takes the one that holds every type.
+/// For one event type, the condition and the order both name the type as the index does, although it is the same for
+/// all of these rows. With an equality, any index could give the order, and a planner with old statistics would choose
+/// the index of all types.
 fn due_rows(event_type: Option<&str>) -> (String, &'static str) {
     const OLD_ENOUGH: &str = "created_at <= {now} - $5 * interval '1 microsecond'";
     match event_type {
@@ -279,25 +282,43 @@ impl ClaimStore for OutboxStore {
         doing("claim from the outbox", next_due).await
     }
 
-    async fn unblock_orphans(&self, after: Option<Position>, batch: usize) -> Result<Option<Position>, StoreError> {
+    async fn blocked_rows(&self, after: Option<Position>, batch: usize) -> Result<BlockedRows, StoreError> {
         let sweep = async {
             let mut scan = self.claims.begin(SCAN).await?;
             let after = after.map_or(i64::MIN, |after| after.seq);
             let read = sqlx::query(self.sql(BLOCKED_ROWS)).bind(after).bind(limit(batch));
             let rows = read.fetch_all(&mut *scan).await?;
             scan.commit().await?;
-            let (mut last, mut orphans) = (None, Vec::new());
+            let mut blocked = BlockedRows::default();
             for row in &rows {
                 let seq: i64 = row.try_get(0)?;
-                last = Some(Position { due: 0, seq });
+                blocked.last = Some(Position { due: 0, seq }).filter(|_| rows.len() >= batch);
                 if row.try_get(1)? {
-                    orphans.push(seq);
+                    blocked.orphans.push(seq);
                 }
             }
-            self.unblock_rows(&orphans).await?;
-            Ok(last.filter(|_| rows.len() >= batch))
+            Ok(blocked)
         };
         doing("sweep the blocked rows of the outbox", sweep).await
+    }
+
+    async fn unlocked_unfinished(&self, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        let ask = async {
+            let numbers: Vec<String> = rows.iter().map(i64::to_string).collect();
+            let sql = fill(UNLOCKED_UNFINISHED, &self.table, self.mode).replace("{rows}", &numbers.join(","));
+            let unlocked = self.claims.fetch(sqlx::raw_sql(AssertSqlSafe(sql))).await?;
+            Ok(unlocked.iter().map(|row| row.try_get(0)).collect::<Result<_, _>>()?)
+        };
+        doing("check the blocked rows of the outbox", ask).await
+    }
+
+    async fn unblock_rows(&self, rows: &[i64]) -> Result<(), StoreError> {
+        let unblock = async {
+            let mut work = self.claims.begin(CHANGE).await?;
+            sqlx::query(self.sql(UNBLOCK_ROWS)).bind(rows).execute(&mut *work).await?;
+            work.commit().await
+        };
+        doing("unblock rows of the outbox", unblock).await
     }
 
     async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
@@ -351,48 +372,15 @@ impl OutboxStore {
         let candidates = self.candidates(&mut scan, request).await?;
         let selection = select(&candidates);
         let rows = self.carry_out(&mut scan, &selection, request.claim_id).await?;
-        let blocked = &selection.blocked;
-        if !blocked.is_empty() {
-            let rows: Vec<i64> = blocked.iter().map(|(row, _)| *row).collect();
+        if !selection.blocked.is_empty() {
+            let rows: Vec<i64> = selection.blocked.iter().map(|(row, _)| *row).collect();
             sqlx::query(self.sql(BLOCK)).bind(rows).execute(&mut *scan).await?;
         }
         scan.commit().await?;
         let is_full = candidates.len() >= request.limit;
-        // What was cut off is among the candidates: the next claim begins where this one did.
+        // A cut selection leaves candidates unclaimed, so the next claim begins where this one began.
         let last = candidates.last().map(|last| last.position).filter(|_| !selection.is_cut);
-        // The rows are leased, whether or not this succeeds.
-        let waits_for_lock = self.check_blocked(blocked).await.unwrap_or_else(|failed| {
-            tracing::warn!(table = %self.table, ?failed, "failed to check blocked rows: the next sweep unblocks the orphans among them");
-            false
-        });
-        Ok(ClaimedRows { rows, more: is_full || selection.is_cut, last, waits_for_lock })
-    }
-
-    /// A row may have been finished while others were being blocked behind it, and nobody would unblock those. This runs when
-    /// everybody can see that they are blocked, and unblocks those whose predecessor is finished or about to be. True if there
-    /// are any.
-    async fn check_blocked(&self, blocked: &[(i64, i64)]) -> Result<bool, Failed> {
-        if blocked.is_empty() {
-            return Ok(false);
-        }
-        let predecessors: HashSet<i64> = blocked.iter().map(|(_, predecessor)| *predecessor).collect();
-        let numbers: Vec<String> = predecessors.iter().map(i64::to_string).collect();
-        let sql = fill(UNLOCKED_PREDECESSORS, &self.table, self.mode).replace("{rows}", &numbers.join(","));
-        let unlocked = self.claims.fetch(sqlx::raw_sql(AssertSqlSafe(sql))).await?;
-        let unlocked = unlocked.iter().map(|row| row.try_get(0)).collect::<Result<HashSet<i64>, _>>()?;
-        let free = blocked.iter().filter(|(_, predecessor)| !unlocked.contains(predecessor));
-        let free: Vec<i64> = free.map(|(row, _)| *row).collect();
-        self.unblock_rows(&free).await?;
-        Ok(!free.is_empty())
-    }
-
-    async fn unblock_rows(&self, rows: &[i64]) -> Result<(), Failed> {
-        if rows.is_empty() {
-            return Ok(());
-        }
-        let mut work = self.claims.begin(CHANGE).await?;
-        sqlx::query(self.sql(UNBLOCK_ROWS)).bind(rows).execute(&mut *work).await?;
-        work.commit().await
+        Ok(ClaimedRows { rows, more: is_full || selection.is_cut, last, blocked: selection.blocked })
     }
 
     async fn candidates(
@@ -420,7 +408,7 @@ impl OutboxStore {
         rows.iter().map(read).collect()
     }
 
-    /// Leases what was selected, or marks it as DEAD. Returns the rows in the order of the selection.
+    /// Leases the selected rows, or marks the selected row as DEAD. Returns the rows in the order of the selection.
     async fn carry_out(
         &self,
         scan: &mut PgConnection,
@@ -453,7 +441,7 @@ impl OutboxStore {
     }
 }
 
-/// In the order of delivery.
+/// The rows in the order of delivery.
 fn claimed_rows(rows: &[PgRow]) -> Result<ClaimedRows, sqlx::Error> {
     let mut rows = rows.iter().map(due).collect::<Result<Vec<Due>, _>>()?;
     rows.sort_unstable_by_key(|due| due.row.position);
@@ -462,7 +450,7 @@ fn claimed_rows(rows: &[PgRow]) -> Result<ClaimedRows, sqlx::Error> {
         more: bytes >= MAX_CLAIM_BYTES,
         last: rows.last().map(|due| due.row.position),
         rows: rows.into_iter().map(|due| due.row).collect(),
-        waits_for_lock: false,
+        blocked: Vec::new(),
     })
 }
 

@@ -11,12 +11,13 @@ use super::settle::{CHANGE, Locked, fenced_rows};
 use crate::postgres::errors::{doing, is_lock_timeout};
 use crate::session::{Failed, Session};
 
-/// The leases of these rows, if they still stand, begin anew. Binds: the locks, the rows.
+/// Restarts the leases of those rows that are still leased under one of the claim ids. Binds: the claim ids, the rows.
 pub(super) fn renew(mode: Mode, locked: Locked) -> String {
     format!("UPDATE {{table}} AS row SET locked_at = {{now}} WHERE {} RETURNING row.seq", fenced_rows(mode, locked))
 }
 
-/// Another process need not wait for the end of these leases. Binds: the locks, the rows.
+/// Ends the leases of those rows that are still leased under one of the claim ids, so that other processes need not
+/// wait for their end. Binds: the claim ids, the rows.
 pub(super) fn release(mode: Mode, locked: Locked) -> String {
     format!(
         "UPDATE {{table}} AS row SET locked_by = NULL, locked_at = NULL WHERE {} RETURNING row.seq",
@@ -24,28 +25,29 @@ pub(super) fn release(mode: Mode, locked: Locked) -> String {
     )
 }
 
-/// Suspects that are about to be delivered. Binds: the lock, the rows, the lock of what has started.
+/// Replaces the claim id of suspects that are about to be delivered. Binds: the claim id, the rows, the claim id that
+/// says that the delivery has started.
 const MARK_STARTED: &str = "UPDATE {table} SET locked_by = $3, locked_at = {now}
      WHERE seq = ANY ($2) AND status NOT IN (1, 3) AND locked_by = $1
      RETURNING seq";
 
-/// Which of these rows exist and are not leased by these locks: one that was committed since the release is. Binds: the
-/// locks, the rows.
+/// Those of the rows that exist and are not leased under these claim ids. A row that was committed since the release is
+/// still leased under one of them. Binds: the claim ids, the rows.
 const EXISTING: &str = "SELECT seq FROM {table}
      WHERE seq = ANY ($2) AND (locked_by IS NULL OR locked_by <> ALL ($1) OR status IN (1, 3))";
 
-/// The leases of the rows of these events. Binds: the locks, the event ids.
+/// Ends the leases of the rows of these events. Binds: the claim ids, the event ids.
 const RELEASE_EVENTS: &str = "UPDATE {table} SET locked_by = NULL, locked_at = NULL
      WHERE event_id = ANY ($2) AND status NOT IN (1, 3) AND locked_by = ANY ($1)
      RETURNING seq";
 
-/// Which of these events exist and are not leased by these locks. Binds: the locks, the event ids.
+/// The rows of these events that exist and are not leased under these claim ids. Binds: the claim ids, the event ids.
 const EXISTING_EVENTS: &str = "SELECT seq FROM {table}
      WHERE event_id = ANY ($2) AND (locked_by IS NULL OR locked_by <> ALL ($1) OR status IN (1, 3))";
 
-/// What these locks hold at the head of the table. No index has locks: it would cost every claim more than this statement,
-/// which runs only after the answer to a claim was lost. Whether a row is still ours is asked again when it is changed: another
-/// process may have taken it over meanwhile. Binds: the locks.
+/// Ends the leases under these claim ids at the head of the table. No index has claim ids: it would cost every claim
+/// more than this statement costs, which runs only after the result of a claim was lost. The UPDATE checks the claim id
+/// again, because another process may have claimed the row meanwhile. Binds: the claim ids.
 pub(super) fn release_claims(mode: Mode) -> String {
     let ready = if matches!(mode, Mode::Ordered(_)) { "AND NOT blocked" } else { "" };
     format!(
@@ -89,7 +91,7 @@ impl LeaseStore for OutboxStore {
 }
 
 impl OutboxStore {
-    /// Returns the rows that exist and are no longer leased by these claim ids.
+    /// Returns the rows that exist and are no longer leased under these claim ids.
     async fn release_leases(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, Failed> {
         match leases {
             LeaseSet::Rows { claim_ids, rows } => {
@@ -122,8 +124,8 @@ impl OutboxStore {
         }
     }
 
-    /// Runs a statement about the leases of these rows. Says which rows it changed, and which it could not because another
-    /// transaction has locked them.
+    /// Runs a statement about the leases of these rows. Returns which rows it changed, and which rows it skipped
+    /// because another transaction has locked them.
     async fn change_leases(
         &self,
         session: &Session<Postgres>,

@@ -25,15 +25,17 @@ impl Notifier for OutboxStore {
 
     async fn listen(&self, wakeup: Wakeup) -> Result<(), StoreError> {
         let listen = async {
-            // A connection of its own: one that listens all the time would be missing in the service's pool.
+            // A connection of its own, because one that listens all the time would be missing from the pool of the
+            // service.
             let pool = PgPoolOptions::new().max_connections(1).max_lifetime(None).idle_timeout(None);
             let pool = pool.connect_lazy_with((*self.pool.connect_options()).clone());
             let mut listener = PgListener::connect_with(&pool).await?;
             listener.listen(&self.channel()).await?;
             loop {
-                // Also before the first notification: earlier ones were missed.
+                // Also before the first notification: earlier notifications were missed.
                 wakeup.wake();
-                // `None` is a lost connection that was made anew: notifications may have been missed meanwhile.
+                // `None` means that the connection was lost and opened again: notifications may have been missed
+                // meanwhile.
                 listener.try_recv().await?;
             }
         };

@@ -16,7 +16,7 @@ use crate::outbox::limit;
 use crate::postgres::clock::{micros, span};
 use crate::postgres::errors::doing;
 
-/// Which dead rows. Binds: the event id, the event type, the aggregate type, each of which may be absent.
+/// The condition for dead rows. Binds: the event id, the event type, the aggregate type, each of which may be absent.
 const FILTER: &str = "status = 3 AND ($1::text IS NULL OR event_id = $1) AND ($2::text IS NULL OR event_type = $2)
      AND ($3::text IS NULL OR aggregate_type = $3)";
 
@@ -35,7 +35,7 @@ fn count() -> String {
     format!("SELECT count(*) FROM {{table}} WHERE {FILTER}")
 }
 
-/// Binds: the filter, the row behind which to begin, the limit.
+/// Binds: the filter, the row after which to begin, the limit.
 fn replay() -> String {
     format!(
         "UPDATE {{table}} SET status = 0, attempts = 0, available_at = {{now}}, done_at = NULL, last_error = NULL,
@@ -51,8 +51,8 @@ const DISCARD: &str = "DELETE FROM {table} WHERE event_id = $1 AND status = 3 RE
 
 /// Deletes old rows in the order of their numbers. Binds: the age in microseconds, the limit.
 ///
-/// Young rows are met too, and the first of them ends the search, because no row behind it can have been finished long
-/// ago: without an index of its own, a purge reads what it deletes and little more.
+/// The query also finds young rows. The first young row ends the search, because no row after it can have been finished
+/// long ago. So a purge needs no index of its own, and reads little more than it deletes.
 pub(super) fn purge(purge: Purge) -> String {
     const CUTOFF: &str = "{now} - $1 * interval '1 microsecond'";
     let (finished, old) = match purge {
@@ -79,7 +79,7 @@ pub(super) fn purge(purge: Purge) -> String {
 pub(super) const OLDEST_DUE: &str = "SELECT (extract(epoch FROM {now} - available_at) * 1000000)::bigint FROM {table}
      WHERE status IN (0, 2) AND available_at <= {now} ORDER BY available_at, seq LIMIT 1";
 
-/// A loose index scan, as for the claims of channels: the oldest pending row of each type.
+/// The oldest pending row of each type, by a loose index scan: one seek per type, however many rows each has.
 pub(super) const OLDEST_DUE_BY_TYPE: &str = "WITH RECURSIVE first AS (
          (SELECT event_type, available_at FROM {table}
           WHERE status IN (0, 2) ORDER BY event_type, available_at, seq LIMIT 1)

@@ -11,8 +11,8 @@ use super::settle::CHANGE;
 use crate::postgres::clock::{micros, span};
 use crate::postgres::errors::doing;
 
-/// The first process records everything, a later one what the record lacks. Binds: the reader, the mode, the lease in
-/// milliseconds, the rule for what is behind a dead event.
+/// The first process registers all of its settings. A later process adds those that are missing. Binds: the reader, the
+/// mode, the lease in milliseconds, the rule for events after a dead one.
 const REGISTER: &str =
     "INSERT INTO {table}_owner AS recorded (reader, mode, lease_ms, dead_head) VALUES ($1, $2, $3, $4)
      ON CONFLICT (one_row) DO UPDATE SET
@@ -22,8 +22,8 @@ const REGISTER: &str =
 
 const REGISTERED: &str = "SELECT reader, mode, lease_ms, dead_head FROM {table}_owner";
 
-/// An ownership that ends later than a lease is long was taken before the clock was set back: nobody can tell when it ends,
-/// so it has ended. Binds: the owner, the lease in microseconds.
+/// An ownership that ends later than eleven tenths of a lease from now was acquired before the clock was set back. Its
+/// end is unknown, so it counts as ended. Binds: the owner, the lease in microseconds.
 const ACQUIRE: &str = "UPDATE {table}_owner
      SET generation = generation + (owner IS DISTINCT FROM $1)::integer, owner = $1,
          leased_until = {now} + $2 * interval '1 microsecond'

@@ -1,4 +1,4 @@
-//! How PostgreSQL carries out the statements of the hot path. A plan that scans or sorts is a bug that only shows at
+//! How PostgreSQL executes the statements that run all the time. A plan that scans or sorts is a bug that only shows at
 //! size, and one that depends on statistics is a bug that shows one night.
 
 use posthaste_core::outbox::{DeadHead, Mode, Purge, TableName};
@@ -19,12 +19,12 @@ fn backlog(rows: u32) -> String {
     )
 }
 
-/// What the table of a quiet service holds.
+/// The rows of a quiet service: all of them are done.
 const QUIET: &str = "INSERT INTO outbox_event (event_type, payload, status) SELECT 'type' || n % 10, '{}', 1 FROM generate_series(1, 50000) AS n";
 
 const ANALYZE: &str = "ANALYZE outbox_event";
 
-/// A table with this history, which no vacuum and no analysis changes.
+/// A table on which these steps ran. Autovacuum is off, so that its statistics do not change.
 async fn table(steps: &[&str]) -> PgConnection {
     let mut connection = PgConnection::connect(&servers::postgres().await).await.unwrap();
     migrations::DIALECT.outbox(&TableName::default()).run(&mut connection).await.unwrap();
@@ -47,7 +47,7 @@ async fn check(mut connection: PgConnection) {
     sqlx::raw_sql(settle::CHANGE).execute(&mut connection).await.unwrap();
     a_settlement_looks_its_rows_up_by_their_numbers(&mut connection).await;
     sqlx::raw_sql("ROLLBACK").execute(&mut connection).await.unwrap();
-    operators_read_what_they_ask_for(&mut connection).await;
+    operator_queries_use_an_index(&mut connection).await;
 }
 
 #[tokio::test]
@@ -57,7 +57,7 @@ async fn plans_hold_without_statistics() {
 
 /// A plan that was made when the table was small is kept when it is large.
 #[tokio::test]
-async fn plans_are_no_others_while_the_table_is_empty() {
+async fn plans_are_the_same_while_the_table_is_empty() {
     check(table(&[]).await).await;
 }
 
@@ -77,7 +77,7 @@ async fn plans_hold_with_the_statistics_of_now_and_a_million_rows() {
     check(table(&[&backlog(1_700_000), ANALYZE]).await).await;
 }
 
-/// The plans for these values and for any.
+/// The plan for these values, and the generic plan.
 async fn plans(connection: &mut PgConnection, mode: Mode, sql: &str, values: &str) -> Vec<String> {
     let sql = fill(sql, &TableName::default(), mode);
     let mut plans = Vec::new();
@@ -121,11 +121,11 @@ async fn a_claim_reads_its_index_in_order_and_nothing_else(connection: &mut PgCo
             }
             let values = format!("('{{1,2,3}}', 500, {position}, 0, 30000000, true, 'claim'{of_type})");
             for plan in plans(connection, Mode::MultiNode, &claim::lease_due(of_one_type), &values).await {
-                let (scan, chosen) = plan.split_once("InitPlan").expect("some of what is due is chosen");
+                let (scan, selection) = plan.split_once("InitPlan").expect("the claim selects among due rows");
                 let (above, below) = scan.split_once("LockRows").expect("rows are locked");
                 assert!(below.contains(index(of_one_type)) && below.contains("hashed SubPlan"), "{plan}");
                 assert!(!scan.contains("Sort") && above.contains("Limit"), "sorts the backlog: {plan}");
-                assert!(chosen.contains("Index Scan using outbox_event_pkey on outbox_event"), "{plan}");
+                assert!(selection.contains("Index Scan using outbox_event_pkey on outbox_event"), "{plan}");
                 assert_no_scan(&plan);
             }
             let values = format!("('{{1,2,3}}', 500, {position}, 0, 30000000, true{of_type})");
@@ -210,8 +210,8 @@ async fn a_settlement_looks_its_rows_up_by_their_numbers(connection: &mut PgConn
         let change = (settle::update(mode, locked), "('{a,b}', '{5,6}', '{1,2}', '{1,NULL}', '{1,2}', '{a,b}')");
         let renew = (lease::renew(mode, locked), "('{a,b}', '{5,6}')");
         let release = (lease::release(mode, locked), "('{a,b}', '{5,6}')");
-        let standing = (settle::still_held(mode), "('{a,b}', '{5,6}')");
-        for (sql, values) in [done, change, renew, release, standing] {
+        let still_claimed = (settle::still_held(mode), "('{a,b}', '{5,6}')");
+        for (sql, values) in [done, change, renew, release, still_claimed] {
             for plan in plans(connection, mode, &sql, values).await {
                 let by_number = plan.contains("Index Scan using outbox_event_pkey on outbox_event")
                     || plan.contains("Bitmap Index Scan on outbox_event_pkey");
@@ -234,7 +234,7 @@ async fn a_lost_claim_is_searched_for_at_the_head_of_its_index(connection: &mut 
     }
 }
 
-async fn operators_read_what_they_ask_for(connection: &mut PgConnection) {
+async fn operator_queries_use_an_index(connection: &mut PgConnection) {
     for plan in plans(connection, Mode::SingleNode, &operator::dead(), "(NULL, 'type3', NULL, 100)").await {
         assert!(plan.contains("outbox_event_dead") && !plan.contains("Seq Scan"), "{plan}");
     }

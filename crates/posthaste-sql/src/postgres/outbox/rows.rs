@@ -9,24 +9,25 @@ use sqlx::postgres::PgRow;
 
 use crate::outbox::{event_row, key_of, outbox_row};
 
-/// What [`read_event`] reads, from column 0.
+/// The columns that [`read_event`] reads, from column 0.
 pub(super) const EVENT_COLUMNS: &str = "event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service, \
      resource_type, operation_type, payload, payload_bytes, content_type, headers, occurred_at, created_at, \
      available_at, attempts, seq, payload_is_text";
-/// The columns behind those of the event.
+/// The number of the first column after those of the event.
 const AFTER_EVENT: usize = 18;
 
-/// What [`due`] reads behind them. No payload is read for its length, also where it lies apart.
+/// The columns that [`due`] reads after them. The length of a payload is known without reading it, even if the payload
+/// is stored out of line.
 pub(super) const DUE_COLUMNS: &str =
     "coalesce(octet_length(payload), octet_length(payload_bytes)) AS bytes, status, lease_losses";
 
-/// What [`row`] reads behind them.
+/// The columns that [`row`] reads after those of the event.
 pub(super) const ROW_COLUMNS: &str = "status, done_at, last_error, locked_by, locked_at, lease_losses";
 
 /// A row as a claim reads it.
 pub(super) struct Due {
     pub(super) row: ClaimedRow,
-    /// What its payload takes in memory, also when it is no event.
+    /// The size of its payload, also if the row is not a valid event.
     pub(super) payload_bytes: usize,
 }
 
@@ -60,8 +61,8 @@ fn read_event(row: &PgRow) -> Result<(u32, Event), String> {
     event_row!(row, payload(row)?)
 }
 
-/// The payload as text or as bytes. A text with U+0000, which no text of PostgreSQL can hold, is kept as bytes and marked as
-/// text.
+/// The payload as text or as bytes. PostgreSQL cannot store U+0000 in a text: a payload with it is stored as bytes and
+/// marked as text.
 fn payload(row: &PgRow) -> Result<(Option<String>, Option<Bytes>), String> {
     let text: Option<String> = row.try_get(8).map_err(|error| error.to_string())?;
     let bytes: Option<Vec<u8>> = row.try_get(9).map_err(|error| error.to_string())?;

@@ -13,12 +13,13 @@ use crate::postgres::clock::micros;
 use crate::postgres::errors::{doing, is_lock_timeout};
 use crate::session::Failed;
 
-/// Which rows may be updated: pending rows that one of the fencing tokens `$1` still holds.
+/// The condition for rows that may be updated: pending rows that are still claimed under one of the fencing tokens
+/// `$1`.
 ///
-/// `NOT IN (1, 3)` and not `IN (0, 2)`: with that, a planner that believes the backlog to be small reads all of it by the
-/// index of pending rows, in every settlement.
+/// `NOT IN (1, 3)` and not `IN (0, 2)`: with the latter, a planner that believes the backlog to be small reads all of
+/// it by the index of pending rows, in every settlement.
 ///
-/// A row cannot be held by the token of another claim among `$1`: this process settles a row only under its current claim.
+/// No row can match the token of another claim among `$1`: this process settles a row only under its current claim.
 pub(super) fn fence(mode: Mode) -> &'static str {
     match mode.leases_rows() {
         true => "row.status NOT IN (1, 3) AND row.locked_by = ANY ($1)",
@@ -29,24 +30,24 @@ pub(super) fn fence(mode: Mode) -> &'static str {
     }
 }
 
-/// Begins a transaction in which rows are changed that are known by their numbers.
+/// Begins a transaction that changes rows by their numbers.
 ///
-/// Each statement sees what was committed before it, whatever the server's default is: what is unblocked depends on it. A
-/// plan that was made while the table was small is kept when it is large: no plan may read the whole of it. A statement
-/// that meets a locked row gives up soon, because then it is repeated without the rows that are locked. What a host that
-/// vanishes has locked is free after ten seconds.
+/// Each statement sees every commit before it, whatever the server's default is: unblocking depends on that. A plan
+/// that was made while the table was small is kept when it is large, so no plan may read the whole table. A statement
+/// that waits for a locked row gives up soon, and is then repeated without the locked rows. The locks of a host that
+/// vanishes are released after ten seconds.
 pub(super) const CHANGE: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
      SET LOCAL enable_seqscan = off; SET LOCAL jit = off; SET LOCAL lock_timeout = '100ms';
      SET LOCAL idle_in_transaction_session_timeout = '10s'";
 
-/// Whether a statement waits for rows that other transactions have locked, a moment, or leaves them alone.
+/// What a statement does with rows that other transactions have locked: it waits for them a moment, or skips them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Locked {
     Wait,
     Skip,
 }
 
-/// The rows `$2` that a token still holds, as a condition of an UPDATE.
+/// The rows `$2` that are still claimed under one of the tokens, as a condition of an UPDATE.
 pub(super) fn fenced_rows(mode: Mode, locked: Locked) -> String {
     let fence = fence(mode);
     match locked {
@@ -58,12 +59,13 @@ pub(super) fn fenced_rows(mode: Mode, locked: Locked) -> String {
     }
 }
 
-/// The rows `$2` that a token still holds, also those that another transaction has locked.
+/// The rows `$2` that are still claimed under one of the tokens, also those that another transaction has locked.
 pub(super) fn still_held(mode: Mode) -> String {
     format!("SELECT row.seq FROM {{table}} AS row WHERE row.seq = ANY ($2) AND {}", fence(mode))
 }
 
-/// What is returned of an updated row: in ordered mode also its aggregate, whose later rows may be unblocked.
+/// The columns that are returned of an updated row. In ordered mode they include its aggregate, whose next rows may be
+/// unblocked.
 fn returned(mode: Mode) -> &'static str {
     match mode {
         Mode::Ordered(_) => "row.seq, row.status, row.aggregate_type, row.aggregate_id",
@@ -71,7 +73,7 @@ fn returned(mode: Mode) -> &'static str {
     }
 }
 
-/// The usual case. Binds: the fencing tokens, the rows.
+/// Marks rows as DONE, the usual case. Binds: the fencing tokens, the rows.
 pub(super) fn mark_done(mode: Mode, locked: Locked) -> String {
     let (fenced, returned) = (fenced_rows(mode, locked), returned(mode));
     format!(
@@ -81,8 +83,8 @@ pub(super) fn mark_done(mode: Mode, locked: Locked) -> String {
     )
 }
 
-/// An attempt that has ended shows that the row does not crash its process, so its losses are forgotten. Binds: the fencing
-/// tokens, and of each update the row, the status, the attempts, the wait in microseconds, the error.
+/// An attempt that has ended shows that the row does not crash its process, so a retry resets `lease_losses`. Binds:
+/// the fencing tokens, and of each update the row, the status, the attempts, the wait in microseconds, the error.
 pub(super) fn update(mode: Mode, locked: Locked) -> String {
     let (fenced, returned) = (fenced_rows(mode, locked), returned(mode));
     format!(
@@ -141,7 +143,8 @@ impl OutboxStore {
             Locked::Wait => HashSet::new(),
             Locked::Skip => self.still_held(&mut work, fencing_tokens, &left).await?,
         };
-        // A statement of its own: it sees the rows that were blocked until these rows could be updated.
+        // A separate statement, so that it sees the rows that claims blocked while the update above waited for its
+        // locks.
         self.unblock(&mut work, finished, locked).await?;
         work.commit().await?;
         Ok(SettledRows { applied, locked: still_locked })
@@ -170,7 +173,7 @@ impl OutboxStore {
         query.fetch_all(connection).await
     }
 
-    /// Those of the rows that are still held by one of the tokens.
+    /// Those of the rows that are still claimed under one of the tokens.
     pub(super) async fn still_held(
         &self,
         connection: &mut PgConnection,
@@ -181,7 +184,7 @@ impl OutboxStore {
         Ok(held.fetch_all(connection).await?.into_iter().collect())
     }
 
-    /// Unblocks the first rows behind the finished rows of these keys.
+    /// Unblocks the first rows after the finished rows of these keys.
     pub(super) async fn unblock(
         &self,
         connection: &mut PgConnection,

@@ -12,7 +12,7 @@ use crate::outbox::{chunks, write_headers};
 use crate::postgres::clock::{micros, storable};
 use crate::postgres::errors::{commit_error, doing, store_error};
 
-/// Numbers are given in the order of the arrays, which is that of the events.
+/// The server numbers the rows in the order of the arrays, which is the order of the events.
 const INSERT: &str = "INSERT INTO {table} (event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service,
          resource_type, operation_type, payload, payload_bytes, content_type, headers, occurred_at, created_at,
          available_at, locked_by, locked_at, payload_is_text)
@@ -75,8 +75,8 @@ impl WriteStore for OutboxStore {
     }
 
     async fn surviving(&self, connection: &mut PgConnection, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
-        // PostgreSQL answers the COMMIT of a transaction in which a statement has failed with success, but it refuses any
-        // other statement in it. Looking for the rows themselves would cost a transaction half its time.
+        // PostgreSQL reports success for the COMMIT of a transaction in which a statement has failed, but it refuses
+        // any other statement in it. Reading the rows themselves would cost a transaction half its time.
         let ask = sqlx::query("SELECT 1").execute(connection).await;
         ask.map_err(|error| store_error("commit a transaction", error))?;
         Ok(rows.iter().copied().collect())
@@ -88,7 +88,7 @@ impl InTransaction<OutboxStore> for Transaction<'_, Postgres> {
         self
     }
 
-    /// sqlx does not show the end of its transactions.
+    /// sqlx does not report the end of its transactions.
     fn begun_by_outbox(&mut self) -> Option<&mut posthaste_core::outbox::Transaction<OutboxStore>> {
         None
     }
@@ -154,7 +154,7 @@ impl OutboxStore {
     }
 }
 
-/// No text of PostgreSQL holds the character U+0000: a payload with it is kept as bytes, and marked as a text.
+/// PostgreSQL cannot store U+0000 in a text: a payload with it is stored as bytes and marked as text.
 fn text_of(payload: &Payload) -> Option<&str> {
     match payload {
         Payload::Text(text) if !text.contains('\0') => Some(text),
@@ -169,7 +169,7 @@ fn bytes_of(payload: &Payload) -> Option<&[u8]> {
     }
 }
 
-/// `None` in the usual case, which costs a row nothing.
+/// `None` in the usual case: NULL takes no space in the row.
 fn is_text_in_bytes(payload: &Payload) -> Option<bool> {
     match payload {
         Payload::Text(text) if text.contains('\0') => Some(true),

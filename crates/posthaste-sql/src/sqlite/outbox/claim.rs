@@ -1,4 +1,4 @@
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use futures_util::TryStreamExt;
 use posthaste_core::StoreError;
 use posthaste_core::outbox::{
-    Candidate, ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadHead, MAX_CLAIM_BYTES, Mode, Position, Selection,
-    select, unblock_limit,
+    BlockedRows, Candidate, ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadHead, MAX_CLAIM_BYTES, Mode,
+    Position, Selection, select, unblock_limit,
 };
 use sqlx::query::Query;
 use sqlx::sqlite::{SqliteArguments, SqliteRow};
@@ -22,8 +22,8 @@ use crate::sqlite::clock::{millis, millis_of, span};
 use crate::sqlite::errors::{doing, store_error};
 use crate::sqlite::json::json;
 
-/// The event types with due rows, and for how long the first row of each has been due, in milliseconds. A loose index scan:
-/// one seek per type, however many rows each has.
+/// The event types with due rows, and for how long the first row of each has been due, in milliseconds. A loose index
+/// scan: one seek per type, however many rows each has.
 pub(super) const PENDING_TYPES: &str = "WITH RECURSIVE kind (event_type) AS (
          SELECT min(event_type) FROM {table} INDEXED BY {table}_pending_of_type WHERE status IN (0, 2)
          UNION ALL
@@ -42,10 +42,10 @@ pub(super) fn pending(of_one_type: bool) -> String {
     format!("SELECT {EVENT_COLUMNS}, {DUE_COLUMNS} FROM {due} ORDER BY due, seq LIMIT ?2")
 }
 
-/// Reads due rows that are not leased, in the order of delivery; in ordered mode, with the row that each has to wait for.
-/// Binds: see [`due_rows`]; the lease in milliseconds, whether suspects are allowed.
+/// Reads due rows that are not leased, in the order of delivery; in ordered mode, with the predecessor of each row.
+/// Binds: see [`due_rows`]; the lease in milliseconds, true if suspects are allowed.
 ///
-/// A lease that began in the future was taken before the clock was set back: nobody can tell when it ends, so it has ended.
+/// A lease that began in the future was made before the clock was set back. Its end is unknown, so it counts as ended.
 pub(super) fn candidates(mode: Mode, of_one_type: bool) -> String {
     let due = due_rows(mode, of_one_type);
     let locked_at = millis_of("locked_at");
@@ -71,7 +71,7 @@ pub(super) fn candidates(mode: Mode, of_one_type: bool) -> String {
     )
 }
 
-/// Leases rows and returns them in no order. Binds: the rows, the claim id; for suspects, what their `lease_losses` becomes.
+/// Leases rows and returns them in no order. Binds: the rows, the claim id; for suspects, their new `lease_losses`.
 ///
 /// The usual lease changes no column that is in an index.
 pub(super) fn lease(is_suspect: bool) -> String {
@@ -82,7 +82,7 @@ pub(super) fn lease(is_suspect: bool) -> String {
     )
 }
 
-/// A row that lost too many leases. Binds: the row, the error, its `lease_losses`.
+/// Marks a row that lost too many leases as DEAD. Binds: the row, the error, its new `lease_losses`.
 fn mark_dead() -> String {
     format!(
         "UPDATE {{table}} SET status = 3, done_at = {{now}}, last_error = ?2, lease_losses = ?3, locked_by = NULL,
@@ -92,12 +92,12 @@ fn mark_dead() -> String {
     )
 }
 
-/// Blocks rows behind others that are unfinished. Nobody else writes meanwhile: whoever finishes one of those later finds the
-/// rows that are blocked behind it. Binds: the rows.
+/// Blocks rows, because unfinished rows of their keys precede them. No other transaction writes meanwhile, so a
+/// transaction that finishes a predecessor later sees the rows that it blocks. Binds: the rows.
 pub(super) const BLOCK: &str = "UPDATE {table} SET blocked = 1 WHERE seq IN (SELECT value FROM json_each(?1))";
 
-/// The next blocked rows, and which of them are orphans: no unfinished row of their key precedes them. Binds: the row after
-/// which to begin, the limit.
+/// The next blocked rows, and which of them are orphans: no unfinished row of their key precedes them. Binds: the row
+/// after which to begin, the limit.
 pub(super) const BLOCKED_ROWS: &str = "SELECT seq, NOT EXISTS (
          SELECT 1 FROM {table} AS earlier INDEXED BY {table}_key
          WHERE earlier.aggregate_type = item.aggregate_type AND earlier.aggregate_id = item.aggregate_id
@@ -107,10 +107,10 @@ pub(super) const BLOCKED_ROWS: &str = "SELECT seq, NOT EXISTS (
 /// Binds: the rows.
 const UNBLOCK_ROWS: &str = "UPDATE {table} SET blocked = 0 WHERE seq IN (SELECT value FROM json_each(?1))";
 
-/// How long until the first row is due that is not left out, or until the first lease ends of another process. Binds: the
-/// rows to leave out, whether a suspect may be claimed, the event type, the lease in milliseconds.
+/// How long until the first row is due that is not left out, or until the first lease of another process ends. Binds:
+/// the rows to leave out, true if suspects are allowed, the event type, the lease in milliseconds.
 ///
-/// LeaseSet are looked for at the head only, because claims take rows from there.
+/// Leases are searched for at the head of the table only, because claims start there.
 pub(super) fn next_due(mode: Mode, of_one_type: bool) -> String {
     let (index, of_type) = reading(mode, of_one_type, "?3");
     let free = if mode.leases_rows() { "AND locked_at IS NULL" } else { "" };
@@ -137,11 +137,11 @@ pub(super) fn next_due(mode: Mode, of_one_type: bool) -> String {
     )
 }
 
-/// The table with the index that has what is due in order, and what is due behind a position and old enough. Binds: the
-/// rows to leave out as a JSON array, the limit, the position behind which to begin (time and number), how old a row must
-/// be in milliseconds, the event type.
+/// The table with the index that has due rows in order, and the condition for due rows after a position that are old
+/// enough. Binds: the rows to leave out as a JSON array, the limit, the position after which to begin (time and
+/// number), the minimum age of a row in milliseconds, the event type.
 ///
-/// The index is named because every other way to these rows sorts or scans; statistics must not change that.
+/// The index is named, because every other plan for these rows sorts or scans. Statistics must not change the plan.
 fn due_rows(mode: Mode, of_one_type: bool) -> String {
     let (index, of_type) = reading(mode, of_one_type, "?6");
     let created_at = millis_of("created_at");
@@ -155,7 +155,8 @@ fn due_rows(mode: Mode, of_one_type: bool) -> String {
 
 fn reading(mode: Mode, of_one_type: bool, bind: &str) -> (&'static str, String) {
     match (mode, of_one_type) {
-        // No index has these by type; it is not read by channels, whose types keep no order among each other.
+        // No index has ready rows by type, because channels do not read tables in ordered mode: they keep no order
+        // between types.
         (Mode::Ordered(_), true) => ("{table}_ready", format!("AND blocked = 0 AND event_type = {bind}")),
         (Mode::Ordered(_), false) => ("{table}_ready", "AND blocked = 0".to_owned()),
         (_, true) => ("{table}_pending_of_type", format!("AND event_type = {bind}")),
@@ -163,7 +164,7 @@ fn reading(mode: Mode, of_one_type: bool, bind: &str) -> (&'static str, String) 
     }
 }
 
-/// A claim request, for as long as the writer needs it.
+/// A claim request that the writer can own.
 struct OwnedRequest {
     event_type: Option<String>,
     in_flight: String,
@@ -225,31 +226,40 @@ impl ClaimStore for OutboxStore {
         doing("claim from the outbox", next_due).await
     }
 
-    async fn unblock_orphans(&self, after: Option<Position>, batch: usize) -> Result<Option<Position>, StoreError> {
-        let (store, after) = (self.clone(), after.map_or(i64::MIN, |after| after.seq));
-        let sweep = self.0.database.write("sweep the blocked rows of the outbox", move |connection| {
-            let store = store.clone();
-            Box::pin(async move {
-                let read = sqlx::query(store.sql(BLOCKED_ROWS)).bind(after).bind(limit(batch));
-                let rows = read.fetch_all(&mut *connection).await?;
-                let (mut last, mut orphans) = (None, Vec::new());
-                for row in &rows {
-                    let seq: i64 = row.try_get(0)?;
-                    last = Some(Position { due: 0, seq });
-                    if row.try_get(1)? {
-                        orphans.push(seq);
-                    }
+    async fn blocked_rows(&self, after: Option<Position>, batch: usize) -> Result<BlockedRows, StoreError> {
+        let sweep = async {
+            let after = after.map_or(i64::MIN, |after| after.seq);
+            let read = sqlx::query(self.sql(BLOCKED_ROWS)).bind(after).bind(limit(batch));
+            let rows = read.fetch_all(self.0.database.readers()).await?;
+            let mut blocked = BlockedRows::default();
+            for row in &rows {
+                let seq: i64 = row.try_get(0)?;
+                blocked.last = Some(Position { due: 0, seq }).filter(|_| rows.len() >= batch);
+                if row.try_get(1)? {
+                    blocked.orphans.push(seq);
                 }
-                if !orphans.is_empty() {
-                    sqlx::query(store.sql(UNBLOCK_ROWS)).bind(json(&orphans)?).execute(connection).await?;
-                }
-                Ok(last.filter(|_| rows.len() >= batch))
-            })
-        });
-        sweep.await
+            }
+            Ok(blocked)
+        };
+        doing("sweep the blocked rows of the outbox", sweep).await
     }
 
-    /// Rows whose event type is no text in UTF-8 become DEAD on the way: no channel could ever claim them.
+    /// One transaction writes at a time, and a claim is one: no row is finished while it blocks others.
+    async fn unlocked_unfinished(&self, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        Ok(rows.iter().copied().collect())
+    }
+
+    async fn unblock_rows(&self, rows: &[i64]) -> Result<(), StoreError> {
+        const DOING: &str = "unblock rows of the outbox";
+        let (store, rows) = (self.clone(), json(rows).map_err(|error| store_error(DOING, error))?);
+        let unblock = self.0.database.write(DOING, move |connection| {
+            let unblock = sqlx::query(store.sql(UNBLOCK_ROWS)).bind(rows.clone());
+            Box::pin(async move { unblock.execute(connection).await.map(|_| ()) })
+        });
+        unblock.await
+    }
+
+    /// Also marks rows as DEAD whose event type is not text in UTF-8: no channel could ever claim them.
     async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
         let types = doing("list the pending event types of the outbox", self.oldest_due_of_types());
         let (types, undecodable) = types.await?;
@@ -292,9 +302,9 @@ impl OutboxStore {
             sqlx::query(self.sql(BLOCK)).bind(json(&blocked)?).execute(connection).await?;
         }
         let is_full = limit(candidates.len()) >= request.limit;
-        // What was cut off is among the candidates: the next claim begins where this one did.
+        // A cut selection leaves candidates unclaimed, so the next claim begins where this one began.
         let last = candidates.last().map(|last| last.position).filter(|_| !selection.is_cut);
-        Ok(ClaimedRows { rows, more: is_full || selection.is_cut, last, waits_for_lock: false })
+        Ok(ClaimedRows { rows, more: is_full || selection.is_cut, last, blocked: Vec::new() })
     }
 
     async fn candidates(
@@ -319,7 +329,7 @@ impl OutboxStore {
         rows.iter().map(read).collect()
     }
 
-    /// Leases what was selected, or marks it as DEAD. Returns the rows in the order of the selection.
+    /// Leases the selected rows, or marks the selected row as DEAD. Returns the rows in the order of the selection.
     async fn carry_out(
         &self,
         connection: &mut SqliteConnection,
@@ -351,7 +361,7 @@ impl OutboxStore {
         Ok(selection.claimed.iter().filter_map(|seq| by_seq.remove(seq)).collect())
     }
 
-    /// Ordered mode: unblocks the first rows behind these, which are finished.
+    /// Ordered mode: unblocks the first rows after these, which are finished.
     pub(super) async fn unblock(&self, connection: &mut SqliteConnection, rows: &[i64]) -> Result<(), sqlx::Error> {
         if rows.is_empty() || !self.is_ordered() {
             return Ok(());
@@ -360,8 +370,8 @@ impl OutboxStore {
         unblock.execute(connection).await.map(|_| ())
     }
 
-    /// The event types of which a row is due, and for how long the first row of each has been due; and the types that no
-    /// channel can have.
+    /// The event types of which a row is due, and for how long the first row of each has been due. Also returns the
+    /// types that are not text in UTF-8, which no channel can have.
     pub(super) async fn oldest_due_of_types(
         &self,
     ) -> Result<(Vec<(String, Duration)>, Vec<UndecodableType>), sqlx::Error> {

@@ -9,13 +9,13 @@ use sqlx::{Row, SqliteConnection};
 use super::OutboxStore;
 use crate::sqlite::json::json;
 
-/// Reads what identifies the rows of events that are in the table already. Binds: the ids.
+/// Reads the id, type and payload of those events that are in the table already. Binds: the ids.
 const READ_BACK: &str = "SELECT event_id, CAST(event_type AS BLOB), coalesce(payload_bytes, CAST(payload AS BLOB))
      FROM {table} WHERE event_id IN (SELECT value FROM json_each(?))";
 
 impl OutboxStore {
-    /// Stores new events and says of each event what became of it, in the same order. It has committed when it returns; the
-    /// caller wakes the sources of the table.
+    /// Stores new events and returns the result for each event, in the same order. The transaction has committed when
+    /// this returns. The caller wakes the sources of the table.
     pub async fn ingest(&self, events: Vec<Arc<Event>>) -> Result<Vec<Ingested>, StoreError> {
         let write =
             self.0.database.write_with("store events in the outbox", (self.clone(), events), |connection, job| {

@@ -9,34 +9,36 @@ use super::OutboxStore;
 use crate::sqlite::errors::store_error;
 use crate::sqlite::json::json;
 
-/// The leases of these rows, if they still stand, begin anew. Binds: the locks, the rows.
+/// Restarts the leases of those rows that are still leased under one of the claim ids. Binds: the claim ids, the rows.
 pub(super) const RENEW: &str = "UPDATE {table} SET locked_at = {now}
      WHERE seq IN (SELECT value FROM json_each(?2)) AND status NOT IN (1, 3)
        AND locked_by IN (SELECT value FROM json_each(?1))
      RETURNING seq";
 
-/// Suspects that are about to be delivered. Binds: the locks, the rows, the lock of what has started.
+/// Replaces the claim id of suspects that are about to be delivered. Binds: the claim ids, the rows, the claim id that
+/// says that the delivery has started.
 pub(super) const MARK_STARTED: &str = "UPDATE {table} SET locked_by = ?3, locked_at = {now}
      WHERE seq IN (SELECT value FROM json_each(?2)) AND status NOT IN (1, 3)
        AND locked_by IN (SELECT value FROM json_each(?1))
      RETURNING seq";
 
-/// Another process need not wait for the end of these leases. Answers with the rows that exist. Binds: the locks, the rows.
+/// Ends the leases of those rows that are still leased under one of the claim ids, so that other processes need not
+/// wait for their end. Returns the rows that exist. Binds: the claim ids, the rows.
 pub(super) const RELEASE: &str = "UPDATE {table} SET
          locked_by = CASE WHEN locked_by IN (SELECT value FROM json_each(?1)) THEN NULL ELSE locked_by END,
          locked_at = CASE WHEN locked_by IN (SELECT value FROM json_each(?1)) THEN NULL ELSE locked_at END
      WHERE seq IN (SELECT value FROM json_each(?2))
      RETURNING seq";
 
-/// The same for the rows of events. Binds: the locks, the event ids.
+/// The same for the rows of events. Binds: the claim ids, the event ids.
 const RELEASE_EVENTS: &str = "UPDATE {table} SET
          locked_by = CASE WHEN locked_by IN (SELECT value FROM json_each(?1)) THEN NULL ELSE locked_by END,
          locked_at = CASE WHEN locked_by IN (SELECT value FROM json_each(?1)) THEN NULL ELSE locked_at END
      WHERE event_id IN (SELECT value FROM json_each(?2))
      RETURNING seq";
 
-/// What these locks hold at the head of the table. No index has locks: it would cost every claim more than this statement,
-/// which runs only after the answer to a claim was lost. Binds: the locks.
+/// Ends the leases under these claim ids at the head of the table. No index has claim ids: it would cost every claim
+/// more than this statement costs, which runs only after the result of a claim was lost. Binds: the claim ids.
 fn release_claims(mode: Mode) -> String {
     let (index, which) = match mode {
         Mode::Ordered(_) => ("{table}_ready", "AND blocked = 0"),

@@ -12,7 +12,7 @@ use crate::sqlite::clock::{millis, millis_of, span};
 use crate::sqlite::errors::doing;
 use crate::sqlite::json::json;
 
-/// Which dead rows. Binds: the event id, the event type, the aggregate type, each of which may be absent.
+/// The condition for dead rows. Binds: the event id, the event type, the aggregate type, each of which may be absent.
 const FILTER: &str = "status = 3 AND (?1 IS NULL OR event_id = ?1) AND (?2 IS NULL OR event_type = ?2)
      AND (?3 IS NULL OR aggregate_type = ?3)";
 
@@ -34,7 +34,7 @@ pub(super) fn count() -> String {
     format!("SELECT count(*) FROM {{table}} INDEXED BY {{table}}_dead WHERE {FILTER}")
 }
 
-/// Binds: the filter, the row behind which to begin, the limit.
+/// Binds: the filter, the row after which to begin, the limit.
 pub(super) fn replay() -> String {
     format!(
         "UPDATE {{table}} SET status = 0, attempts = 0, available_at = {{now}}, done_at = NULL, last_error = NULL,
@@ -51,10 +51,10 @@ const FIND_DEAD: &str = "SELECT seq FROM {table} WHERE event_id = ? AND status =
 /// Binds: the rows.
 pub(super) const DELETE: &str = "DELETE FROM {table} WHERE seq IN (SELECT value FROM json_each(?))";
 
-/// Old rows in the order of their numbers. Binds: the age in milliseconds, the limit.
+/// The old rows in the order of their numbers. Binds: the age in milliseconds, the limit.
 ///
-/// The first young row ends the search, because no row behind it can have been finished long ago: without an index of
-/// its own, a purge reads what it deletes and little more.
+/// The first young row ends the search, because no row after it can have been finished long ago. So a purge needs no
+/// index of its own, and reads little more than it deletes.
 pub(super) fn old(purge: Purge) -> String {
     const CUTOFF: &str = "{now_ms} - ?1";
     let created_at = millis_of("created_at");
@@ -173,7 +173,7 @@ impl OperatorStore for OutboxStore {
 }
 
 impl OutboxStore {
-    /// Deletes rows, and unblocks what waited behind them.
+    /// Deletes rows, and unblocks the first rows after them.
     async fn delete(&self, connection: &mut SqliteConnection, rows: &[i64]) -> Result<(), sqlx::Error> {
         if rows.is_empty() {
             return Ok(());

@@ -9,8 +9,8 @@ use sqlx::sqlite::SqliteRow;
 use super::OutboxStore;
 use crate::sqlite::clock::{millis, span};
 
-/// The first process records everything, a later one what the record lacks. Binds: the reader, the mode, the lease in
-/// milliseconds, the rule for what is behind a dead event.
+/// The first process registers all of its settings. A later process adds those that are missing. Binds: the reader, the
+/// mode, the lease in milliseconds, the rule for events after a dead one.
 const REGISTER: &str =
     "INSERT INTO {table}_owner AS recorded (only, reader, mode, lease_ms, dead_head) VALUES (1, ?, ?, ?, ?)
      ON CONFLICT (only) DO UPDATE SET
@@ -20,8 +20,8 @@ const REGISTER: &str =
 
 const REGISTERED: &str = "SELECT reader, mode, lease_ms, dead_head FROM {table}_owner";
 
-/// An ownership that ends later than a lease is long was taken before the clock was set back: nobody can tell when it ends,
-/// so it has ended. Binds: the owner, the lease in milliseconds.
+/// An ownership that ends later than eleven tenths of a lease from now was acquired before the clock was set back. Its
+/// end is unknown, so it counts as ended. Binds: the owner, the lease in milliseconds.
 const ACQUIRE: &str = "UPDATE {table}_owner
      SET generation = generation + (owner IS NOT ?1), owner = ?1, leased_until = {now_ms} + ?2
      WHERE owner IS NULL OR owner = ?1 OR leased_until <= {now_ms} OR leased_until > {now_ms} + ?2 * 11 / 10
@@ -34,9 +34,9 @@ const RELEASE: &str = "UPDATE {table}_owner SET owner = NULL, leased_until = 0 W
 const VOID: &str = "UPDATE {table}_owner SET owner = NULL, leased_until = 0, lease_ms = NULL";
 
 impl OutboxStore {
-    /// Single node: ends the ownership that an earlier process left behind, and forgets the lease that it recorded. Only for
-    /// a process that knows that no other uses the file, for example because it holds a lock beside it, and before it opens
-    /// the table: it may then have another lease than its predecessor.
+    /// Single node: ends the ownership that an earlier process left behind, and clears the lease that it registered, so
+    /// that this process may use another lease. Only for a process that knows that no other process uses the file, for
+    /// example because it has locked a file beside it, and only before it opens the table.
     pub async fn void_lease(&self) -> Result<(), StoreError> {
         let store = self.clone();
         let write = self.0.database.write("end the ownership of the outbox", move |connection| {

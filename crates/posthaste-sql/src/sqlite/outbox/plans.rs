@@ -1,4 +1,5 @@
-//! How SQLite carries out the statements of the hot path. A plan that scans or sorts is a bug that only shows at size.
+//! How SQLite executes the statements that run all the time. A plan that scans or sorts is a bug that only shows at
+//! size.
 
 use posthaste_core::outbox::{DeadHead, Mode, Purge, TableName};
 use sqlx::{AssertSqlSafe, Row};
@@ -9,7 +10,8 @@ use crate::sqlite::Database;
 const MODES: [Mode; 4] =
     [Mode::SingleNode, Mode::MultiNode, Mode::Ordered(DeadHead::Block), Mode::Ordered(DeadHead::Skip)];
 
-/// A million rows that are pending and a tenth of that done, of ten types and a thousand aggregates, with the statistics of that.
+/// A database with a million pending rows and a tenth of that done, of ten types and a thousand aggregates, with
+/// current statistics.
 async fn filled(folder: &tempfile::TempDir) -> Database {
     let database = Database::open(&format!("sqlite://{}/test.db", folder.path().display())).await.unwrap();
     database.outbox(TableName::default(), Mode::ORDERED).await.unwrap();
@@ -26,7 +28,7 @@ async fn filled(folder: &tempfile::TempDir) -> Database {
     database
 }
 
-/// The plan of a statement. None of ours may sort, or go through the whole table.
+/// The plan of a statement. It fails the test if the statement sorts, or reads the whole table.
 async fn plan(database: &Database, sql: &str, mode: Mode) -> String {
     let explain = format!("EXPLAIN QUERY PLAN {}", fill(sql, &TableName::default(), mode));
     let rows = sqlx::query(AssertSqlSafe(explain)).fetch_all(database.readers()).await.unwrap();
@@ -37,7 +39,7 @@ async fn plan(database: &Database, sql: &str, mode: Mode) -> String {
     plan
 }
 
-/// What a claim in this mode reads.
+/// The index that a claim in this mode reads.
 fn index(mode: Mode, of_one_type: bool) -> &'static str {
     match (mode, of_one_type) {
         (Mode::Ordered(_), _) => "outbox_event_ready",
@@ -73,7 +75,7 @@ async fn a_claim_reads_its_index_in_order_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn what_is_changed_is_looked_up_by_its_number() {
+async fn changed_rows_are_looked_up_by_their_numbers() {
     let folder = tempfile::tempdir().unwrap();
     let database = filled(&folder).await;
     for mode in MODES {
@@ -88,21 +90,21 @@ async fn what_is_changed_is_looked_up_by_its_number() {
 }
 
 #[tokio::test]
-async fn who_waits_for_whom_is_found_by_key() {
+async fn predecessors_and_blocked_rows_are_found_by_the_index_of_keys() {
     let folder = tempfile::tempdir().unwrap();
     let database = filled(&folder).await;
     for mode in MODES.into_iter().filter(|mode| matches!(mode, Mode::Ordered(_))) {
         let unblock = plan(&database, settle::UNBLOCK, mode).await;
         assert!(unblock.contains("outbox_event_key (aggregate_type=? AND aggregate_id=?)"), "{unblock}");
-        let orphaned = plan(&database, claim::BLOCKED_ROWS, mode).await;
-        assert!(orphaned.contains("item USING INDEX outbox_event_blocked (seq>?)"), "{orphaned}");
-        assert!(orphaned.contains("outbox_event_key") && !orphaned.contains("TEMP B-TREE"), "{orphaned}");
+        let orphans = plan(&database, claim::BLOCKED_ROWS, mode).await;
+        assert!(orphans.contains("item USING INDEX outbox_event_blocked (seq>?)"), "{orphans}");
+        assert!(orphans.contains("outbox_event_key") && !orphans.contains("TEMP B-TREE"), "{orphans}");
     }
     database.close().await;
 }
 
 #[tokio::test]
-async fn what_cannot_be_named_is_found_by_its_bytes() {
+async fn rows_with_an_undecodable_type_are_found_by_its_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let database = filled(&folder).await;
     let plan = plan(&database, undecodable::MARK_DEAD, Mode::SingleNode).await;
@@ -112,7 +114,7 @@ async fn what_cannot_be_named_is_found_by_its_bytes() {
 }
 
 #[tokio::test]
-async fn what_operators_ask_is_found_by_an_index() {
+async fn operator_queries_use_an_index() {
     let folder = tempfile::tempdir().unwrap();
     let database = filled(&folder).await;
     let mode = Mode::SingleNode;

@@ -10,7 +10,7 @@ use sqlx::{Row, TypeInfo, ValueRef};
 use crate::outbox::{EventRow, key_of};
 use crate::sqlite::clock::{millis_of, millis_sql, time};
 
-/// What [`read_event`] reads, from column 0.
+/// The columns that [`read_event`] reads, from column 0.
 pub(super) const EVENT_COLUMNS: &str = concat!(
     "event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service, resource_type, operation_type, \
      payload, payload_bytes, content_type, headers, occurred_at, ",
@@ -18,14 +18,14 @@ pub(super) const EVENT_COLUMNS: &str = concat!(
     ", due, attempts, seq, ",
     millis_sql!("occurred_at")
 );
-/// The columns behind those of the event.
+/// The number of the first column after those of the event.
 const AFTER_EVENT: usize = 18;
 
-/// What [`due`] reads behind them.
+/// The columns that [`due`] reads after them.
 pub(super) const DUE_COLUMNS: &str =
     "coalesce(octet_length(payload), octet_length(payload_bytes)), status, lease_losses > 0";
 
-/// What [`row`] reads behind them.
+/// The columns that [`row`] reads after those of the event.
 pub(super) fn row_columns() -> String {
     let (done_at, locked_at) = (millis_of("done_at"), millis_of("locked_at"));
     format!("status, {done_at}, last_error, locked_by, {locked_at}, CAST(lease_losses AS INTEGER)")
@@ -34,7 +34,7 @@ pub(super) fn row_columns() -> String {
 /// A row as a claim reads it.
 pub(super) struct Due {
     pub(super) row: ClaimedRow,
-    /// What its payload takes in memory, also when it is no event.
+    /// The size of its payload, also if the row is not a valid event.
     pub(super) payload_bytes: usize,
 }
 
@@ -51,8 +51,8 @@ pub(super) fn due(row: &SqliteRow) -> Result<Due, sqlx::Error> {
     Ok(Due { row: claimed, payload_bytes })
 }
 
-/// The key of the event whose aggregate stands in these columns. Aggregates that are no text in UTF-8 may share one: their
-/// rows are no events, and go dead one after the other.
+/// The key of the event whose aggregate is in these columns. Aggregates that are not text in UTF-8 may share a key:
+/// their rows are not valid events, and become DEAD one after the other.
 pub(super) fn key(row: &SqliteRow, aggregate_type: usize, aggregate_id: usize) -> Option<Arc<str>> {
     key_of(&text(row, aggregate_type).unwrap_or_default(), text(row, aggregate_id).as_deref())
 }
@@ -79,7 +79,7 @@ fn created_at(row: &SqliteRow) -> Result<DateTime<Utc>, sqlx::Error> {
     Ok(time(row.try_get::<Option<i64>, _>(13)?.unwrap_or_default()))
 }
 
-/// As far as it can be read.
+/// The text in a column. Bytes that are not UTF-8 are replaced.
 pub(super) fn text(row: &SqliteRow, column: usize) -> Option<String> {
     let bytes = row.try_get_unchecked::<Option<Vec<u8>>, _>(column).ok().flatten()?;
     Some(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
@@ -115,8 +115,8 @@ fn read_event(row: &SqliteRow) -> Result<(u32, Event), String> {
     row.into_event()
 }
 
-/// The payload as text or as bytes. The writer chose which by the value and not by the column: many languages store their
-/// bytes as a BLOB also in the column for texts, and what they hold is delivered as it is, UTF-8 or not.
+/// The payload as text or as bytes. The type of the value decides, not the column: many languages store bytes as a BLOB
+/// in the column for texts too. A BLOB is delivered byte for byte, UTF-8 or not.
 fn payload(row: &SqliteRow) -> Result<(Option<String>, Option<Bytes>), sqlx::Error> {
     let value = row.try_get_raw(8)?;
     let is_blob = !value.is_null() && value.type_info().name() == "BLOB";
@@ -125,7 +125,7 @@ fn payload(row: &SqliteRow) -> Result<(Option<String>, Option<Bytes>), sqlx::Err
     Ok((text, bytes.map(Bytes::from)))
 }
 
-/// To the nanosecond where the text is what we write; otherwise as SQLite reads it.
+/// To the nanosecond if the text has the form that we write; otherwise as SQLite reads it.
 fn occurred_at(row: &SqliteRow, written: &str) -> Option<DateTime<Utc>> {
     let rfc3339 = DateTime::parse_from_rfc3339(written).map(|time| time.with_timezone(&Utc));
     rfc3339.ok().or_else(|| row.try_get::<Option<i64>, _>(AFTER_EVENT - 1).ok().flatten().map(time))

@@ -12,10 +12,10 @@ use crate::sqlite::clock::modifier;
 use crate::sqlite::errors::store_error;
 use crate::sqlite::json::json;
 
-/// Which of the rows may be updated: pending rows that one of the fencing tokens still holds. One row, a JSON array. Binds:
-/// the tokens, the rows.
+/// The rows that may be updated: pending rows that are still claimed under one of the fencing tokens. The result is one
+/// row, a JSON array. Binds: the tokens, the rows.
 ///
-/// A row cannot be held by the token of another claim among them: this process settles a row only under its current claim.
+/// No row can match the token of another claim among them: this process settles a row only under its current claim.
 pub(super) fn still_held(mode: Mode) -> String {
     let is_held = match mode.leases_rows() {
         true => "item.locked_by IN (SELECT value FROM json_each(?1))",
@@ -31,11 +31,12 @@ pub(super) fn still_held(mode: Mode) -> String {
     )
 }
 
-/// The usual case. Binds: the rows.
+/// Marks rows as DONE, the usual case. Binds: the rows.
 pub(super) const MARK_DONE: &str = "UPDATE {table} SET status = 1, done_at = {now}, locked_by = NULL, locked_at = NULL
      WHERE seq IN (SELECT value FROM json_each(?))";
 
-/// An attempt that has ended shows that the row does not crash its process, so its losses are forgotten. Binds: the updates.
+/// An attempt that has ended shows that the row does not crash its process, so a retry resets `lease_losses`. Binds:
+/// the updates.
 pub(super) const UPDATE: &str = "UPDATE {table} SET
          status = change.status,
          attempts = coalesce(change.attempts, {table}.attempts),
@@ -50,7 +51,8 @@ pub(super) const UPDATE: &str = "UPDATE {table} SET
            FROM json_each(?)) AS change
      WHERE {table}.seq = change.seq";
 
-/// Unblocks the first rows of the keys of these rows, so that claims read them again. Binds: the rows, how many of each key.
+/// Unblocks the first rows of the keys of these rows, so that claims read them again. Binds: the rows, how many of each
+/// key.
 pub(super) const UNBLOCK: &str = "UPDATE {table} SET blocked = 0 WHERE seq IN (
          SELECT next.value
          FROM (SELECT DISTINCT aggregate_type, aggregate_id FROM {table}

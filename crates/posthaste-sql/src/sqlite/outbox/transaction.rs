@@ -6,21 +6,21 @@ use tokio::runtime::Handle;
 
 use crate::sqlite::writer_lock::{WriterLock, WriterPermit};
 
-/// IMMEDIATE takes the lock now, where waiting is allowed, and not at the first write.
+/// IMMEDIATE locks the file now, where waiting is allowed, and not at the first write.
 const BEGIN: &str = "BEGIN IMMEDIATE";
 
-/// A transaction of the service that holds the writer lock. Dropped without a commit it is rolled back.
+/// A transaction of the service that has the writer lock. Dropping it without a commit rolls it back.
 pub struct Transaction {
-    /// `None` once it is ended.
+    /// `None` once it has ended.
     inner: Option<sqlx::Transaction<'static, Sqlite>>,
     /// Released when the transaction has ended.
     writer: Option<WriterPermit>,
 }
 
 impl Transaction {
-    /// Takes a connection only when it has the writer lock, so that tasks which wait for the lock keep no connection from
-    /// those that read. If no connection is idle it waits for one without the lock: a service that uses up its pool must not
-    /// keep the outbox from writing.
+    /// Acquires the writer lock before a connection, so that tasks that wait for the lock occupy no connection that
+    /// readers need. If no connection is idle, it waits for one without the lock: a service that exhausts its pool must
+    /// not keep the outbox from writing.
     pub(super) async fn begin(pool: &SqlitePool, lock: &WriterLock) -> Result<Self, sqlx::Error> {
         let timeout = pool.options().get_acquire_timeout();
         let mut writer = lock.acquire(timeout).await.ok_or(sqlx::Error::PoolTimedOut)?;
@@ -33,8 +33,8 @@ impl Transaction {
                 connection
             }
         };
-        // A commit that failed because the disk was full has ended its transaction, of which sqlx knows nothing: no other
-        // can begin on that connection.
+        // A commit that failed because the disk was full has ended its transaction, but sqlx does not know that. No
+        // other transaction can begin on that connection, so it is closed.
         while connection.is_in_transaction() {
             connection.close().await?;
             connection = pool.acquire().await?;
@@ -44,7 +44,8 @@ impl Transaction {
     }
 
     pub(super) async fn commit(mut self) -> Result<(), sqlx::Error> {
-        // ClaimedRows apart only here: dropped half way, both are dropped in this order.
+        // Separated only here. If this future is dropped half way, the transaction is dropped first and the writer lock
+        // second.
         let (inner, _writer) = (self.inner.take(), self.writer.take());
         match inner {
             Some(inner) => inner.commit().await,
@@ -67,7 +68,7 @@ impl Deref for Transaction {
     fn deref(&self) -> &SqliteConnection {
         match &self.inner {
             Some(inner) => inner,
-            None => unreachable!("only commit and rollback take it, and they take all"),
+            None => unreachable!("only commit and rollback take the transaction, and they consume it"),
         }
     }
 }
@@ -76,17 +77,17 @@ impl DerefMut for Transaction {
     fn deref_mut(&mut self) -> &mut SqliteConnection {
         match &mut self.inner {
             Some(inner) => inner,
-            None => unreachable!("only commit and rollback take it, and they take all"),
+            None => unreachable!("only commit and rollback take the transaction, and they consume it"),
         }
     }
 }
 
 impl Drop for Transaction {
-    /// Whoever comes next finds it rolled back.
+    /// Rolls back in the background, and releases the writer lock after that.
     fn drop(&mut self) {
         if let (Some(inner), writer, Ok(runtime)) = (self.inner.take(), self.writer.take(), Handle::try_current()) {
             runtime.spawn(async move {
-                // Who cannot roll back has nothing to roll back any more.
+                // If the rollback fails, the transaction has ended already.
                 let _ = inner.rollback().await;
                 drop(writer);
             });

@@ -5,19 +5,20 @@ use sqlx::SqliteConnection;
 
 use super::OutboxStore;
 
-/// How many rows are marked in one transaction: a program that inserts many of them must not keep everybody else from
-/// writing.
+/// How many rows one transaction marks at most: if a program inserts many of them, other writers must not wait for
+/// long.
 const MARKED_AT_ONCE: i64 = 10_000;
 
-/// An event type that is no text in UTF-8, as only other programs can write it.
+/// An event type that is not text in UTF-8. Only other programs can write one.
 pub(super) struct UndecodableType {
-    /// Invalid as text; otherwise it is a BLOB, which equals no text even where its bytes are the same.
+    /// True for a text that is not valid UTF-8. Otherwise it is a BLOB, which equals no text, even one with the same
+    /// bytes.
     pub(super) is_text: bool,
     pub(super) bytes: Vec<u8>,
 }
 
-/// Not where another process owns the table: that one marks them itself. No ownership is needed, because no channel can claim
-/// these rows.
+/// It marks nothing if another process owns the table: that process marks the rows itself. This process need not own
+/// the table, because no channel can claim these rows.
 pub(super) const MARK_DEAD: &str =
     "UPDATE {table} SET status = 3, done_at = {now}, last_error = ?3, locked_by = NULL, locked_at = NULL
      WHERE seq IN (SELECT seq FROM {table} INDEXED BY {table}_pending_of_type
@@ -25,12 +26,12 @@ pub(super) const MARK_DEAD: &str =
        AND EXISTS (SELECT 1 FROM {table}_owner WHERE owner IS NULL OR owner = ?5 OR leased_until <= {now_ms})";
 
 impl OutboxStore {
-    /// Makes the rows of these types dead, with the reason; it is no reason to stop when that fails.
+    /// Marks the rows of these types as DEAD, with the reason. A failure is logged, and the caller continues.
     pub(super) async fn mark_undecodable_dead(&self, types: Vec<UndecodableType>) {
         match self.try_mark_dead(types).await {
             Ok(0) => {}
             Ok(rows) => {
-                tracing::error!(table = %self.0.table, rows, "outbox rows whose event type is no text are DEAD")
+                tracing::error!(table = %self.0.table, rows, "marked outbox rows whose event type is not text as DEAD")
             }
             Err(error) => tracing::warn!(
                 error = error.chain(),

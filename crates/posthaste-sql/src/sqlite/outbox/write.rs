@@ -13,7 +13,8 @@ use crate::outbox::{chunks, write_headers};
 use crate::sqlite::clock::{modifier, storable};
 use crate::sqlite::errors::{commit_error, doing, store_error};
 
-/// How many rows one statement inserts at most: enough to make its cost small, few enough shapes to keep them prepared.
+/// How many rows one statement inserts at most: enough to make its cost per row small, few enough that statements of
+/// every size stay prepared.
 const CHUNK: usize = 64;
 
 const COLUMNS: &str = "event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service, resource_type, \
@@ -52,7 +53,7 @@ impl WriteStore for OutboxStore {
         let insert = async {
             let rows = self.insert_rows(connection, events, claim_id, "RETURNING seq").await?;
             let mut numbers = rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<i64>, _>>()?;
-            // Numbers are given in the order of the events, but SQLite may return them in another order.
+            // SQLite numbers the rows in the order of the events, but may return the numbers in another order.
             numbers.sort_unstable();
             Ok(numbers)
         };
@@ -65,14 +66,15 @@ impl WriteStore for OutboxStore {
     }
 }
 
-/// A transaction of sqlx waits for the lock of the file as SQLite does, at its first write or, better, at its beginning:
-/// `pool.begin_with("BEGIN IMMEDIATE")`. A transaction that has read before it writes may fail and have to be repeated.
+/// A transaction of sqlx waits for the lock of the file as SQLite does: at its first write or, better, at its beginning
+/// with `pool.begin_with("BEGIN IMMEDIATE")`. A transaction that reads before it writes may fail, and must then be
+/// repeated.
 impl InTransaction<OutboxStore> for sqlx::Transaction<'_, Sqlite> {
     fn connection(&mut self) -> &mut SqliteConnection {
         self
     }
 
-    /// sqlx does not show the end of its transactions.
+    /// sqlx does not report the end of its transactions.
     fn begun_by_outbox(&mut self) -> Option<&mut posthaste_core::outbox::Transaction<OutboxStore>> {
         None
     }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use posthaste::{DeadFilter, Event, FaultKind, Mode, OpenError, OutboxRow, Pool, StoreError, TableName};
 use posthaste_core::outbox::{
-    ClaimRequest, ClaimStore, ClaimedRows, LeaseSet, LeaseStore, Notifier, OperatorStore, Owner, OwnershipStore,
-    Position, Purge, Reader, Registration, RowUpdate, SettleStore, SettledRows, Store, WriteStore,
+    BlockedRows, ClaimRequest, ClaimStore, ClaimedRows, LeaseSet, LeaseStore, Notifier, OperatorStore, Owner,
+    OwnershipStore, Position, Purge, Reader, Registration, RowUpdate, SettleStore, SettledRows, Store, WriteStore,
 };
 
 /// What a store was asked to do, and what it is told to refuse.
@@ -178,9 +178,19 @@ impl<S: Store> ClaimStore for Watched<S> {
         self.store.next_due(request).await
     }
 
-    async fn unblock_orphans(&self, after: Option<Position>, limit: usize) -> Result<Option<Position>, StoreError> {
-        self.book.note("unblock_orphans", limit)?;
-        self.store.unblock_orphans(after, limit).await
+    async fn blocked_rows(&self, after: Option<Position>, limit: usize) -> Result<BlockedRows, StoreError> {
+        self.book.note("blocked_rows", limit)?;
+        self.store.blocked_rows(after, limit).await
+    }
+
+    async fn unlocked_unfinished(&self, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {
+        self.book.note("unlocked_unfinished", rows.len())?;
+        self.store.unlocked_unfinished(rows).await
+    }
+
+    async fn unblock_rows(&self, rows: &[i64]) -> Result<(), StoreError> {
+        self.book.note("unblock_rows", rows.len())?;
+        self.store.unblock_rows(rows).await
     }
 
     async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
