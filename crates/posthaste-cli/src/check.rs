@@ -2,13 +2,14 @@ use std::io;
 use std::net::TcpListener;
 use std::path::Path;
 
+use posthaste_core::hub_store::Schema;
 use posthaste_hub::{Sealer, SecretError};
-use posthaste_sql::sqlite::{Database, OpenError, Registry, Schema};
 use serde::Serialize;
 
 use crate::args::{ServerFlags, Shared};
 use crate::config::Config;
-use crate::embedded::{DatabaseLock, StartError};
+use crate::database;
+use crate::embedded::StartError;
 use crate::exit::Exit;
 use crate::output::Table;
 
@@ -44,13 +45,13 @@ pub async fn run(shared: &Shared, flags: &CheckFlags) -> anyhow::Result<()> {
     let file = layers.file().map(|path| path.display().to_string());
     let config = layers.config()?;
 
-    let is_running = DatabaseLock::is_taken(&config).unwrap_or(false);
+    let lock = database::lock_of_running_server(&config.database.url);
     let findings = vec![
         finding("configuration", Ok(file.unwrap_or_else(|| "defaults and environment; no file".to_owned()))),
-        finding("database", database(&config).await),
-        finding("server", server(&config, is_running)),
+        finding("database", schema(&config).await),
+        finding("server", server(lock.as_deref())),
         finding("key file", key_file(&config).await),
-        finding("address", address(&config, is_running)),
+        finding("address", address(&config, lock.is_some())),
     ];
     shared.output.print(&findings, |findings| {
         let mut table = Table::new(["", "CHECK", "FOUND"]);
@@ -76,33 +77,29 @@ fn finding(part: &'static str, found: Result<String, StartError>) -> Finding {
     }
 }
 
-async fn database(config: &Config) -> Result<String, StartError> {
-    let path = config.database_file();
-    if path.exists() {
-        let database = Database::open(&config.database.url).await?;
-        let schema = database.schema().await.map_err(posthaste_hub::StartError::Store);
-        database.close().await;
-        let Schema { found, known } = schema?;
-        return match found {
-            Some(found) if found > known => Err(OpenError::NewerSchema { found, known }.into()),
-            Some(found) if found < known => {
-                Ok(format!("{} has schema {found}; `posthaste serve` brings it to {known}", path.display()))
-            }
-            Some(found) => Ok(format!("{} has schema {found}, the newest", path.display())),
-            None => Ok(format!("{} has no schema yet; `posthaste serve` makes it", path.display())),
-        };
-    }
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    match tempfile::tempfile_in(folder) {
-        Ok(_) => Ok(format!("{} is not there yet; `posthaste serve` makes it", path.display())),
-        Err(source) => Err(StartError::Unwritable { path, source }),
-    }
+async fn schema(config: &Config) -> Result<String, StartError> {
+    let url = &config.database.url;
+    let name = database::name(url);
+    let Some(database) = database::open_existing(url).await? else {
+        database::check_place(url)?;
+        return Ok(format!("{name} is not there yet; `posthaste serve` makes it"));
+    };
+    let schema = database.schema().await.map_err(posthaste_hub::StartError::Store);
+    database.close().await;
+    let schema = schema?;
+    database::check_schema(schema)?;
+    let Schema { found, known } = schema;
+    Ok(match found {
+        Some(found) if found < known => format!("{name} has schema {found}; `posthaste serve` brings it to {known}"),
+        Some(found) => format!("{name} has schema {found}, the newest"),
+        None => format!("{name} has no schema yet; `posthaste serve` makes it"),
+    })
 }
 
-fn server(config: &Config, is_running: bool) -> Result<String, StartError> {
-    Ok(match is_running {
-        true => format!("one is running on this database (it holds {})", config.lock_file().display()),
-        false => "none is running on this database".to_owned(),
+fn server(lock: Option<&Path>) -> Result<String, StartError> {
+    Ok(match lock {
+        Some(lock) => format!("one is running on this database (it holds {})", lock.display()),
+        None => "none is running on this database".to_owned(),
     })
 }
 
@@ -119,14 +116,11 @@ async fn key_file(config: &Config) -> Result<String, StartError> {
 }
 
 async fn has_sealed_credentials(config: &Config) -> Result<bool, StartError> {
-    if !config.database_file().exists() {
-        return Ok(false);
-    }
-    let database = Database::open(&config.database.url).await?;
+    let Some(database) = database::open_existing(&config.database.url).await? else { return Ok(false) };
     let found = async {
         let Schema { found, known } = database.schema().await?;
         // Only a database with the schema of this program can be asked.
-        Ok(found == Some(known) && Registry::new(database.clone()).has_sealed_credentials().await?)
+        Ok(found == Some(known) && database.registry().has_sealed_credentials().await?)
     };
     let found = found.await.map_err(posthaste_hub::StartError::Store);
     database.close().await;

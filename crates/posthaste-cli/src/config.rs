@@ -4,18 +4,19 @@
 mod layers;
 mod text;
 
-use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use posthaste_api::duration_text;
-use posthaste_hub::{DeliverySettings, DltSettings, OutboxSettings, RoutingSettings, Settings, Violation};
+use posthaste_hub::{BusSettings, DeliverySettings, DltSettings, OutboxSettings, RoutingSettings, Settings, Violation};
 use posthaste_server::ClientLimits;
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
 
 pub use layers::{ConfigError, Layers};
+
+use crate::database;
 
 /// The commented default configuration.
 pub const DEFAULT_CONFIG: &str = include_str!("default_config.toml");
@@ -25,7 +26,7 @@ pub const DEFAULT_CONFIG: &str = include_str!("default_config.toml");
 pub struct Config {
     pub http: Http,
     pub database: Database,
-    pub bus: Bus,
+    pub bus: BusSettings,
     pub outbox: OutboxSettings,
     pub routing: RoutingSettings,
     pub delivery: DeliverySettings,
@@ -53,14 +54,6 @@ pub struct Database {
     pub url: String,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Bus {
-    pub url: String,
-    pub topic_prefix: String,
-    pub max_channels: usize,
-}
-
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Secrets {
@@ -80,29 +73,12 @@ pub struct Client {
 }
 
 impl Config {
-    /// The file behind the database's URL.
-    pub fn database_file(&self) -> PathBuf {
-        // Only a URL that the check below refuses has no file.
-        posthaste_sql::sqlite::file_of(&self.database.url).unwrap_or_default()
-    }
-
-    /// Where the key is that seals subscribers' credentials.
+    /// The file with the key that seals the credentials of subscribers.
     pub fn key_file(&self) -> PathBuf {
         match self.secrets.key_file.as_os_str().is_empty() {
-            true => self.beside_database(".key"),
+            true => database::default_key_file(&self.database.url),
             false => self.secrets.key_file.clone(),
         }
-    }
-
-    /// The file whose lock shows that a server uses the database.
-    pub fn lock_file(&self) -> PathBuf {
-        self.beside_database(".lock")
-    }
-
-    fn beside_database(&self, ending: &str) -> PathBuf {
-        let mut name = OsString::from(self.database_file());
-        name.push(ending);
-        name.into()
     }
 
     /// How much the HTTP server bears from its clients.
@@ -111,11 +87,10 @@ impl Config {
         ClientLimits { header_timeout, body_timeout, max_connections }
     }
 
-    /// What the hub wants to know of it.
+    /// The sections of the hub.
     pub fn settings(&self) -> Settings {
         let Self { bus, outbox, routing, delivery, dlt, .. } = self.clone();
-        let Bus { topic_prefix, max_channels, .. } = bus;
-        Settings { topic_prefix, max_channels, outbox, routing, delivery, dlt }
+        Settings { bus, outbox, routing, delivery, dlt }
     }
 
     /// Every key whose value cannot be used, and why.
@@ -135,24 +110,13 @@ impl Config {
         refuse("http.header_timeout", http.header_timeout < MILLISECOND, "is shorter than 1ms");
         refuse("http.body_timeout", http.body_timeout < MILLISECOND, "is shorter than 1ms");
         refuse("http.max_connections", http.max_connections == 0, "is 0: nobody could connect");
-        if let Some(why) = refused_database(&database.url) {
+        if let Some(why) = database::refusal(&database.url) {
             refuse("database.url", true, &why);
         }
-        if bus.url != "builtin" {
-            let why = match bus.url.split_once("://") {
-                Some(("kafka", _)) => "names Kafka, which is not built into this version yet: write \"builtin\"",
-                _ => "is not \"builtin\", the only event bus of this version",
-            };
-            refuse("bus.url", true, why);
-        }
-        let is_topic = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
-        let prefix = &bus.topic_prefix;
-        let bad_prefix = !(1..=100).contains(&prefix.len()) || !is_topic(prefix);
-        refuse("bus.topic_prefix", bad_prefix, "is not 1 to 100 characters of A-Z a-z 0-9 . _ -");
-        refuse("bus.max_channels", bus.max_channels == 0, "is 0: at least one event type needs a topic");
         if let Err(error) = EnvFilter::try_new(&telemetry.log) {
             refuse("telemetry.log", true, &format!("is no log filter, such as \"info\": {error}"));
         }
+        found.extend(bus.violations());
         found.extend(outbox.violations());
         found.extend(delivery.violations());
         found.extend(dlt.violations());
@@ -161,22 +125,6 @@ impl Config {
 }
 
 const MILLISECOND: Duration = Duration::from_millis(1);
-
-fn refused_database(url: &str) -> Option<String> {
-    let scheme = url.split(':').next().unwrap_or_default();
-    match scheme {
-        "sqlite" if url.contains(":memory:") || url.contains("mode=memory") => {
-            Some("is in memory, where nothing survives a restart: write sqlite://FILE".to_owned())
-        }
-        "sqlite" if posthaste_sql::sqlite::file_of(url).is_some_and(|file| !file.as_os_str().is_empty()) => None,
-        "postgres" | "postgresql" | "mysql" | "mariadb" => {
-            Some(format!("names {scheme}, which is not built into this version yet: write sqlite://FILE"))
-        }
-        _ => {
-            Some("is not the address of a database: write sqlite://FILE, for example sqlite://posthaste.db".to_owned())
-        }
-    }
-}
 
 impl Default for Http {
     fn default() -> Self {
@@ -198,12 +146,5 @@ impl Default for Database {
 impl Default for Telemetry {
     fn default() -> Self {
         Self { log: "info".to_owned() }
-    }
-}
-
-impl Default for Bus {
-    fn default() -> Self {
-        let Settings { topic_prefix, max_channels, .. } = Settings::default();
-        Self { url: "builtin".to_owned(), topic_prefix, max_channels }
     }
 }

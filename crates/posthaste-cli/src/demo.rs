@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::client::Client;
 use crate::config::Config;
+use crate::database;
 use crate::definitions::KeyFlags;
 use crate::embedded::{EmbeddedServer, StartError};
 use crate::output::{Table, print, say};
@@ -62,7 +63,7 @@ pub async fn run(options: &DemoOptions) -> anyhow::Result<()> {
     let url = server.url();
     say(format_args!("  API       {url}/api"));
     say(format_args!("  Metrics   {url}/metrics"));
-    say(format_args!("  Database  {} (throwaway)\n", config.database_file().display()));
+    say(format_args!("  Database  {} (throwaway)\n", database::name(&config.database.url)));
 
     let demo = Demo::prepare(Client::new(&url)?, options.events, config.dlt.max_retry).await?;
     let played = tokio::select! {

@@ -8,6 +8,7 @@ mod bench;
 mod check;
 mod client;
 mod config;
+mod database;
 mod definitions;
 mod demo;
 mod dlt;

@@ -2,6 +2,7 @@ use anyhow::Context;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::Config;
+use crate::database;
 use crate::embedded::EmbeddedServer;
 use crate::exit::Exit;
 use crate::output::say;
@@ -16,7 +17,7 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     say(format_args!("  API       {url}/api"));
     say(format_args!("  Health    {url}/readyz"));
     say(format_args!("  Metrics   {url}/metrics"));
-    say(format_args!("  Database  {}", config.database_file().display()));
+    say(format_args!("  Database  {}", database::name(&config.database.url)));
     let ended = tokio::select! {
         () = signals.next() => Ok(()),
         ended = server.ended() => ended.and_then(|()| Err(std::io::Error::other("it stopped by itself"))),

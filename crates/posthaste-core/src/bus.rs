@@ -8,6 +8,10 @@ use bytes::Bytes;
 
 use crate::{Settled, StoreError, Wakeup};
 
+mod assignment;
+
+pub use assignment::{Advance, AssignedPartition, Assignment};
+
 /// A record to append to a topic.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {

@@ -7,6 +7,7 @@ use chrono::{DateTime, Utc};
 use serde::Serialize;
 use ulid::Generator;
 
+use crate::lock;
 use crate::trace::TRACEPARENT;
 
 /// The aggregate type of events that name none.
@@ -464,7 +465,7 @@ fn is_valid_id(id: &str) -> bool {
 /// Ids ascend within a process even inside one millisecond, so that sorting by id sorts by creation.
 pub(crate) fn next_id() -> String {
     static GENERATOR: Mutex<Generator> = Mutex::new(Generator::new());
-    let mut generator = GENERATOR.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut generator = lock(&GENERATOR);
     loop {
         // The generator refuses only when 2^80 ids were drawn within one millisecond.
         if let Ok(id) = generator.generate() {

@@ -16,6 +16,7 @@ mod lock;
 mod log_limit;
 mod millis;
 mod outcome;
+mod panic_message;
 mod progress;
 mod relay;
 mod retry;
@@ -25,6 +26,7 @@ mod trace;
 mod wakeup;
 
 pub mod bus;
+pub mod hub_store;
 pub mod metric_names;
 pub mod outbox;
 
@@ -40,6 +42,7 @@ pub use lock::lock;
 pub use log_limit::LogLimit;
 pub use outbox::{Interceptor, ListenerSink, Listeners, RegistrationError};
 pub use outcome::{Disposition, Failure, FailureClass, Outcome, Settled};
+pub use panic_message::panic_message;
 pub use progress::{Progress, ProgressError};
 pub use relay::{HotDeadline, HotPermit, HotQueue, Jitter, OnStop, Relay, RelayOptions};
 pub use retry::{RetryPolicy, decide};

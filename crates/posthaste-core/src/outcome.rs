@@ -149,3 +149,13 @@ pub enum Settled {
     /// Another transaction has the row locked at this moment; nothing was changed. Try again soon.
     Locked,
 }
+
+impl Settled {
+    /// The answer of a store that never finds a row locked.
+    pub fn of(is_applied: bool) -> Self {
+        match is_applied {
+            true => Self::Applied,
+            false => Self::LostLease,
+        }
+    }
+}

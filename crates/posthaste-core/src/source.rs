@@ -105,3 +105,41 @@ pub trait Source: Send + Sync + 'static {
     /// Signalled when there may be something to claim.
     fn wakeup(&self) -> &Wakeup;
 }
+
+/// Lets a relay run on a source whose type is not known.
+#[async_trait]
+impl<T: Send + Sync + 'static> Source for Arc<dyn Source<Item = T>> {
+    type Item = T;
+
+    async fn claim(&self, limit: usize) -> Result<Claim<T>, StoreError> {
+        (**self).claim(limit).await
+    }
+
+    async fn settle(&self, settlements: &[Settlement<'_, T>]) -> Result<Vec<Settled>, StoreError> {
+        (**self).settle(settlements).await
+    }
+
+    async fn renew(&self, claimed: &[&Claimed<T>]) -> Result<Vec<Settled>, StoreError> {
+        (**self).renew(claimed).await
+    }
+
+    async fn release(&self, claimed: &[&Claimed<T>]) -> Result<(), StoreError> {
+        (**self).release(claimed).await
+    }
+
+    async fn close(&self) -> Result<(), StoreError> {
+        (**self).close().await
+    }
+
+    fn lease(&self) -> Duration {
+        (**self).lease()
+    }
+
+    fn renews_on_own_thread(&self) -> bool {
+        (**self).renews_on_own_thread()
+    }
+
+    fn wakeup(&self) -> &Wakeup {
+        (**self).wakeup()
+    }
+}

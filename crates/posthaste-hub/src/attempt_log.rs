@@ -1,4 +1,4 @@
-//! What the log says of failed attempts: a warning for each that is made again, an error for each that was the last.
+//! Log lines about failed attempts: a warning if the attempt is made again, an error if it was the last.
 //!
 //! Neither the payload nor what the endpoint answered is logged: an answer may repeat the payload.
 
@@ -6,11 +6,11 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use posthaste_api::proto::{EventHubEvent, OutboxEvent};
+use posthaste_core::hub_store::DeadLetter;
 use posthaste_core::outbox::OutboxItem;
 use posthaste_core::{BusItem, Claimed, Disposition, Failure, LogLimit};
-use posthaste_sql::letters::Letter;
 
-/// How many lines one endpoint may cause of each level in this time.
+/// How many lines of each level one endpoint may cause within the window.
 const LINES: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(10);
 
@@ -23,14 +23,14 @@ pub(crate) trait Described: Send + Sync + 'static {
     /// The subscription that it goes to, where it goes to one.
     fn subscription(&self) -> Option<&str>;
 
-    /// Where it goes. What shares it shares an allowance of lines; it is never logged.
+    /// The address that it goes to. Items of one address share a limit of lines; the address is never logged.
     fn endpoint(&self) -> &str;
 
     /// The number of the attempt, given that the relay's own count is this.
     fn attempt(&self, counted: u32) -> u32;
 }
 
-/// Writes the lines, and holds back what one endpoint would write too many of.
+/// Writes the lines, and suppresses those of an endpoint that causes too many.
 pub(crate) struct AttemptLog {
     warnings: LogLimit,
     errors: LogLimit,
@@ -101,11 +101,12 @@ struct Line {
     subscription: String,
     attempt: u32,
     reason: String,
-    /// How many lines of the same endpoint were held back before this one.
+    /// How many lines of the same endpoint were suppressed before this one.
     suppressed: u64,
 }
 
-/// Without the cause, which is what the endpoint answered, and without what may hold an address with credentials in it.
+/// Code and message of a failure: without the cause, which is the answer of the endpoint, and without a message that may
+/// contain an address with credentials.
 fn reason(failure: &Failure) -> String {
     let message: Cow<'_, str> = match &*failure.code {
         "unbuildable" => "no request can be made of the envelope".into(),
@@ -180,25 +181,25 @@ impl Described for BusItem<OutboxEvent> {
     }
 }
 
-impl Described for Letter {
+impl Described for DeadLetter {
     fn event_id(&self) -> &str {
-        &self.event_id
+        &self.fields.event_id
     }
 
     fn event_type(&self) -> &str {
-        &self.event_type
+        &self.fields.event_type
     }
 
     fn subscription(&self) -> Option<&str> {
-        Some(&self.subscription_id)
+        Some(&self.fields.subscription_id)
     }
 
     fn endpoint(&self) -> &str {
-        &self.endpoint
+        &self.fields.endpoint
     }
 
     /// As the endpoint sees it: counted on from the immediate attempts.
     fn attempt(&self, _: u32) -> u32 {
-        self.attempts.saturating_add(1)
+        self.fields.attempts.saturating_add(1)
     }
 }

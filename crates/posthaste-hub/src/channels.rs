@@ -1,14 +1,14 @@
 use std::collections::{BTreeSet, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::bus::Bus;
-use posthaste_core::outbox::{OutboxItem, Table};
+use posthaste_core::hub_store::{Admission, ChannelStore, HubOutbox, HubStores, Ingested, Refusal};
+use posthaste_core::outbox::OutboxItem;
 use posthaste_core::{
-    Delivery, Event, Failure, FaultKind, OnStop, Outcome, RelayOptions, RetryPolicy, Sink, StoreError,
+    Delivery, Event, Failure, FaultKind, OnStop, Outcome, RelayOptions, RetryPolicy, Sink, StoreError, lock,
 };
-use posthaste_sql::sqlite::{Admission, ChannelStore, Ingested, OutboxStore, Refusal};
 use tokio::time::sleep;
 
 use crate::envelope;
@@ -19,14 +19,14 @@ use crate::topics::TopicNames;
 
 /// One relay per event type, from the outbox table to the topic of that type. A new type makes its channel.
 ///
-/// Which type owns which topic is recorded in the database, in the transaction of the type's first event. What runs here
-/// only follows that record.
+/// Which type owns which topic is recorded in the database, in the transaction of the type's first event. This process only
+/// starts the relays of recorded types.
 #[derive(Clone)]
 pub struct Channels(Arc<Inner>);
 
 struct Inner {
-    outbox: Table<OutboxStore>,
-    store: ChannelStore,
+    outbox: Arc<dyn HubOutbox>,
+    store: Arc<dyn ChannelStore>,
     bus: Arc<dyn Bus>,
     topics: TopicNames,
     relays: Relays,
@@ -35,14 +35,14 @@ struct Inner {
     open: Mutex<HashSet<String>>,
     /// Event types without a channel whose rows go dead.
     refused: Mutex<HashSet<String>>,
-    /// Event types that had due rows at the last look.
+    /// Event types that had due rows when the outbox was last searched.
     due: Mutex<HashSet<String>>,
 }
 
 const RELAY_PREFIX: &str = "channel:";
 
-/// What the relay of a type's channel is called in logs, metrics and readiness.
-fn relay_name(event_type: &str) -> String {
+/// The name of a channel's relay in logs, metrics and readiness.
+pub(crate) fn relay_name(event_type: &str) -> String {
     format!("{RELAY_PREFIX}{event_type}")
 }
 
@@ -66,26 +66,19 @@ impl ChannelError {
     fn of(event_type: &str, refusal: Refusal) -> Self {
         let refused = event_type.to_owned();
         match refusal {
-            Refusal::Taken { owner } => Self::Collision { refused, existing: owner },
+            Refusal::TopicTaken { owner } => Self::Collision { refused, existing: owner },
             Refusal::Full { limit } => Self::TooMany { refused, limit },
         }
     }
 }
 
 impl Channels {
-    pub(crate) fn new(
-        outbox: Table<OutboxStore>,
-        store: ChannelStore,
-        bus: Arc<dyn Bus>,
-        relays: Relays,
-        settings: &Settings,
-    ) -> Self {
-        let topics = TopicNames::new(&settings.topic_prefix);
+    pub(crate) fn new(stores: &HubStores, relays: Relays, settings: &Settings) -> Self {
         Self(Arc::new(Inner {
-            outbox,
-            store,
-            bus,
-            topics,
+            outbox: stores.outbox.clone(),
+            store: stores.channels.clone(),
+            bus: stores.bus.clone(),
+            topics: TopicNames::new(&settings.bus.topic_prefix),
             relays,
             settings: settings.clone(),
             open: Mutex::default(),
@@ -94,7 +87,7 @@ impl Channels {
         }))
     }
 
-    /// Whether the type could be the name of a topic at all.
+    /// Refuses a type that cannot be part of a topic's name.
     pub(crate) fn check_name(event_type: &str) -> Result<(), ChannelError> {
         match posthaste_api::is_event_type(event_type) {
             true => Ok(()),
@@ -102,7 +95,7 @@ impl Channels {
         }
     }
 
-    /// Stores events whose types are good names, and makes their channels look at once.
+    /// Stores events whose types were checked by [`check_name`](Self::check_name), and wakes their channels.
     pub(crate) async fn store(&self, events: Vec<Arc<Event>>, atomic: bool) -> Result<Answers, StoreError> {
         let stored = self.0.store.ingest(events.clone(), atomic).await;
         let admissions = stored.inspect_err(|error| {
@@ -142,7 +135,7 @@ impl Channels {
 
     /// Starts the relay of a type whose channel is recorded, unless it runs.
     fn open(&self, event_type: &str) {
-        if self.lock(&self.0.open).insert(event_type.to_owned()) {
+        if lock(&self.0.open).insert(event_type.to_owned()) {
             let inner = &self.0;
             let topic = inner.topics.events(event_type);
             self.run(event_type, TopicSink { bus: inner.bus.clone(), topic });
@@ -156,7 +149,7 @@ impl Channels {
             chunk: outbox.batch_size,
             batch: outbox.batch_size,
             max_in_flight: 2 * outbox.batch_size,
-            // What others insert is found by one look for all channels; this is only the net below it.
+            // Rows of other programs are found by one query for all channels; this poll is only the net below it.
             poll_interval: Duration::from_secs(60),
             retry: RetryPolicy::Exponential {
                 base: outbox.backoff_base,
@@ -167,31 +160,30 @@ impl Channels {
             on_stop: OnStop::Release,
             ..RelayOptions::default()
         };
-        let (first, outbox, named) =
-            (self.0.outbox.channel_source(event_type), self.0.outbox.clone(), event_type.to_owned());
+        let (first, outbox, named) = (self.0.outbox.source(event_type), self.0.outbox.clone(), event_type.to_owned());
         let again = move || {
-            let source = outbox.channel_source(&named);
+            let source = outbox.source(&named);
             Box::pin(async move { Ok(source) }) as _
         };
         self.0.relays.start(relay_name(event_type), first, Box::new(again), sink, options);
     }
 
-    /// Whether a relay of this name is the one of a channel.
+    /// True if a relay of this name belongs to a channel.
     pub(crate) fn is_relay(name: &str) -> bool {
         name.starts_with(RELAY_PREFIX)
     }
 
-    /// The relays of the types that had due rows at the last look.
+    /// The relays of the types that had due rows when the outbox was last searched.
     pub(crate) fn due_relays(&self) -> Vec<String> {
-        self.lock(&self.0.due).iter().map(|event_type| relay_name(event_type)).collect()
+        lock(&self.0.due).iter().map(|event_type| relay_name(event_type)).collect()
     }
 
-    /// Looks for rows that somebody else inserted, and wakes or opens their channels, until the hub stops.
+    /// Searches the outbox for rows of other programs, and wakes or opens their channels, until the hub stops.
     pub(crate) async fn discover(self) {
         let stopping = self.0.relays.stopping().clone();
         loop {
-            if let Err(error) = self.look().await {
-                tracing::warn!(error = error.chain(), "the outbox could not be looked at");
+            if let Err(error) = self.search().await {
+                tracing::warn!(error = error.chain(), "the outbox could not be searched for rows of other programs");
             }
             tokio::select! {
                 biased;
@@ -201,10 +193,10 @@ impl Channels {
         }
     }
 
-    async fn look(&self) -> Result<(), StoreError> {
+    async fn search(&self) -> Result<(), StoreError> {
         let pending = self.0.outbox.pending_types().await?;
         let is_new = |event_type: &&String| {
-            !self.lock(&self.0.open).contains(*event_type) && !self.lock(&self.0.refused).contains(*event_type)
+            !lock(&self.0.open).contains(*event_type) && !lock(&self.0.refused).contains(*event_type)
         };
         let mut named = Vec::new();
         for event_type in pending.iter().filter(is_new) {
@@ -223,23 +215,19 @@ impl Channels {
             }
         }
         pending.iter().for_each(|event_type| self.0.outbox.wake(event_type));
-        *self.lock(&self.0.due) = pending.into_iter().collect();
+        *lock(&self.0.due) = pending.into_iter().collect();
         Ok(())
     }
 
     /// The rows of a type that can have no channel go dead with the reason, where an operator sees and replays them.
     fn refuse(&self, event_type: &str, error: ChannelError) {
-        let mut refused = self.lock(&self.0.refused);
-        if refused.len() >= self.0.settings.max_channels {
+        let mut refused = lock(&self.0.refused);
+        if refused.len() >= self.0.settings.bus.max_channels {
             return tracing::error!(%error, "rows of this type wait in the outbox: there are too many such types");
         }
         tracing::error!(%error, "rows of this type in the outbox go dead");
         refused.insert(event_type.to_owned());
         self.run(event_type, RefusingSink(error));
-    }
-
-    fn lock<'a>(&self, types: &'a Mutex<HashSet<String>>) -> MutexGuard<'a, HashSet<String>> {
-        types.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 

@@ -69,7 +69,7 @@ pub(crate) fn with_old_values(new: Headers, old: &[(String, String)]) -> Result<
         if value != MASK {
             return Ok((name, value));
         }
-        // A name may stand twice, so each old value is used once.
+        // A name may occur twice, so each old value is used once.
         match old.iter().position(|(old_name, _)| old_name.eq_ignore_ascii_case(&name)) {
             Some(index) => Ok((name, old.remove(index).1.clone())),
             None => {

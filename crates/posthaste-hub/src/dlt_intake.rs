@@ -1,15 +1,15 @@
 use async_trait::async_trait;
 use posthaste_api::proto::OutboxEvent;
+use posthaste_core::hub_store::DeadLetterSource;
 use posthaste_core::{BusItem, Delivery, Failure, Outcome, Sink};
-use posthaste_sql::sqlite::Letters;
 
 use crate::envelope;
 use crate::settings::DltSettings;
 
-/// Files records of the dead-letter topics in the dead-letter store, each once.
+/// Inserts the records of the dead-letter topics into the table of dead letters, each delivery once.
 pub(crate) struct Intake {
-    pub(crate) letters: Letters,
-    /// Whether and when the first scheduled retry of a new letter is due.
+    pub(crate) dead_letters: DeadLetterSource,
+    /// Whether and when the first scheduled retry of a new dead letter is due.
     pub(crate) settings: DltSettings,
 }
 
@@ -19,10 +19,12 @@ impl Sink for Intake {
 
     async fn deliver(&self, batch: Vec<Delivery<Self::Item>>) {
         let letters =
-            batch.iter().map(|delivery| envelope::new_letter(&delivery.item().value, &self.settings)).collect();
-        let outcome = match self.letters.intake(letters).await {
+            batch.iter().map(|delivery| envelope::new_dead_letter(&delivery.item().value, &self.settings)).collect();
+        let outcome = match self.dead_letters.insert(letters).await {
             Ok(()) => Outcome::Delivered,
-            Err(error) => Outcome::Failed(Failure::outage("store", "the letter is not filed").cause(error.chain())),
+            Err(error) => {
+                Outcome::Failed(Failure::outage("store", "the dead letter is not stored").cause(error.chain()))
+            }
         };
         batch.into_iter().for_each(|delivery| delivery.report(outcome.clone()));
     }

@@ -16,7 +16,7 @@ fn applies(rule: &RoutingRule, event: &EventHubEvent) -> bool {
         && fits(&rule.event_type, &event.event_type)
 }
 
-/// Whether a pattern in which `*` stands for any run of characters fits the whole value.
+/// True if the pattern matches the whole value; `*` matches any run of characters.
 fn fits(pattern: &str, value: &str) -> bool {
     let Some((head, rest)) = pattern.split_once('*') else {
         return pattern == value;

@@ -8,15 +8,15 @@ use chrono::{DateTime, Utc};
 use posthaste_api::proto::{self, EventHubEvent, OutboxEvent, event_hub_event};
 use posthaste_api::{Domain, readable};
 use posthaste_core::bus::{Fetched, Record, route};
+use posthaste_core::hub_store::{DeadLetterFields, NewDeadLetter};
 use posthaste_core::outbox::OutboxItem;
 use posthaste_core::{BusItem, Decoded, Event, Failure, Payload};
-use posthaste_sql::letters::NewLetter;
 use posthaste_webhook::Endpoint;
 use prost::Message;
 use uuid::Uuid;
 
+use crate::matching::ActiveSubscription;
 use crate::settings::{DeliverySettings, DltSettings};
-use crate::subscribers::Route;
 use crate::topics::TopicNames;
 
 /// Names the deliveries of one event to one subscription: the same wherever and however often it is computed.
@@ -68,10 +68,10 @@ pub(crate) fn delivery_record(
     topics: &TopicNames,
     domain: Domain,
     event: &EventHubEvent,
-    subscriber: &Route,
+    active: &ActiveSubscription,
     defaults: &DeliverySettings,
 ) -> Record {
-    let (id, subscription) = (&subscriber.subscription.id, subscriber.fields());
+    let (id, subscription) = (&active.subscription.id, active.fields());
     let message = OutboxEvent {
         event: Some(event.clone()),
         subscription_id: id.clone(),
@@ -80,7 +80,7 @@ pub(crate) fn delivery_record(
         endpoint: subscription.endpoint.clone(),
         protocol: proto::Protocol::Http.into(),
         sealed_credentials: subscription.credentials_sealed.clone(),
-        payload_type: subscriber.payload_type().into(),
+        payload_type: active.payload_type().into(),
         domain: domain.to_string(),
         timeout: Some(proto::duration(subscription.timeout.unwrap_or(defaults.timeout))),
         max_retry: Some(subscription.max_retry.unwrap_or(defaults.max_retry)),
@@ -89,7 +89,7 @@ pub(crate) fn delivery_record(
     };
     Record {
         topic: topics.outbox(domain),
-        // One process has all fresh traffic of a subscription.
+        // One process delivers all fresh events of a subscription.
         route: route(&[id]),
         key: event.event_id.clone(),
         value: message.encode_to_vec().into(),
@@ -110,12 +110,12 @@ pub(crate) fn decode_delivery(record: &Fetched) -> Result<Decoded<OutboxEvent>, 
     Ok(Decoded { value, budget })
 }
 
-/// A record of a dead-letter topic: filed until it is filed, whatever its delivery may still cost.
+/// A record of a dead-letter topic. Its intake is retried for ever, so the budget of its delivery does not matter here.
 pub(crate) fn decode_dead_letter(record: &Fetched) -> Result<Decoded<OutboxEvent>, String> {
     decode_delivery(record).map(|decoded| Decoded { budget: None, ..decoded })
 }
 
-/// What a spent delivery leaves in the dead-letter topic of its domain.
+/// The record that dead-letters a delivery whose attempts are spent.
 pub(crate) fn dead_letter(
     topics: &TopicNames,
     item: &BusItem<OutboxEvent>,
@@ -143,29 +143,31 @@ pub(crate) fn dead_letter(
     }
 }
 
-/// What the dead-letter store keeps of a record of a dead-letter topic. Its first retry is due after the configured
-/// interval, or after what the endpoint asked for. Where no retries are configured, only an event for which no request was
-/// made yet is scheduled: it waited for room, and its first request is no retry.
-pub(crate) fn new_letter(message: &OutboxEvent, settings: &DltSettings) -> NewLetter {
+/// The dead letter of a record of a dead-letter topic. Its first retry is due after the configured interval, or after the
+/// time that the endpoint asked for. If no retries are configured, only a delivery for which no request was made yet is
+/// scheduled: it waited for a free lane, and its first request is no retry.
+pub(crate) fn new_dead_letter(message: &OutboxEvent, settings: &DltSettings) -> NewDeadLetter {
     let event = message.event.clone().unwrap_or_default();
     let failure = message.failure.clone().unwrap_or_default();
     let asked = failure.retry_after.and_then(|wait| Duration::try_from(wait).ok()).unwrap_or_default();
-    NewLetter {
-        delivery_id: message.delivery_id.clone(),
-        event_id: event.event_id,
-        subscription_id: message.subscription_id.clone(),
-        subscriber_id: message.subscriber_id.clone(),
-        event_type: event.event_type,
-        domain: message.domain.clone(),
-        // Without what may be a token: the envelope has the address in full.
-        endpoint: Endpoint::parse(&message.endpoint).map(|endpoint| endpoint.to_string()).unwrap_or_default(),
+    NewDeadLetter {
+        fields: DeadLetterFields {
+            delivery_id: message.delivery_id.clone(),
+            event_id: event.event_id,
+            subscription_id: message.subscription_id.clone(),
+            subscriber_id: message.subscriber_id.clone(),
+            event_type: event.event_type,
+            domain: message.domain.clone(),
+            // Without its query string, which may be a token: the envelope has the whole address.
+            endpoint: Endpoint::parse(&message.endpoint).map(|endpoint| endpoint.to_string()).unwrap_or_default(),
+            attempts: failure.attempts,
+            first_failed_at: failure.first_failed_at.as_ref().and_then(proto::datetime).unwrap_or_else(Utc::now),
+        },
         envelope: Bytes::from(message.encode_to_vec()),
         readable: readable(message).get().to_owned(),
-        attempts: failure.attempts,
         error: failure.message,
         error_code: failure.code,
         error_cause: failure.cause,
-        first_failed_at: failure.first_failed_at.as_ref().and_then(proto::datetime).unwrap_or_else(Utc::now),
         first_delay: (settings.max_retry > 0 || failure.attempts == 0).then(|| settings.retry_interval.max(asked)),
     }
 }

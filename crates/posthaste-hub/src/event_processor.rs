@@ -1,15 +1,16 @@
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use posthaste_api::proto::EventHubEvent;
 use posthaste_core::bus::{Bus, Record};
-use posthaste_core::{BusItem, Delivery, Failure, Outcome, Sink, StoreError};
+use posthaste_core::metric_names::UNMATCHED;
+use posthaste_core::{BusItem, Delivery, Failure, Outcome, Sink, StoreError, lock};
 
+use crate::domains;
 use crate::envelope;
-use crate::routing;
+use crate::matching::{ActiveSubscription, ActiveSubscriptions, SubscriptionMatcher};
 use crate::settings::Settings;
-use crate::subscribers::{Route, Routes, Subscribers};
 use crate::topics::TopicNames;
 
 /// How much is encoded and published at once, but for one record that is larger alone.
@@ -19,7 +20,7 @@ const PART_BYTES: usize = 8 * 1024 * 1024;
 /// Turns each event into one delivery per matching subscription, on the topic of its domain.
 pub(crate) struct FanOut {
     bus: Arc<dyn Bus>,
-    subscribers: Subscribers,
+    matcher: SubscriptionMatcher,
     topics: TopicNames,
     settings: Settings,
     /// Which subscriptions of an event already have their record, after a publish that went through in part.
@@ -29,21 +30,21 @@ pub(crate) struct FanOut {
 /// The record of one delivery, and which event and subscription it is of.
 struct Addressed {
     event: usize,
-    route: Arc<Route>,
+    subscription: Arc<ActiveSubscription>,
     record: Record,
 }
 
 /// What the bus said about one delivery.
 struct Published {
     event: usize,
-    route: Arc<Route>,
+    subscription: Arc<ActiveSubscription>,
     answer: Result<(), Arc<StoreError>>,
 }
 
 impl FanOut {
-    pub(crate) fn new(bus: Arc<dyn Bus>, subscribers: Subscribers, settings: &Settings) -> Self {
-        let topics = TopicNames::new(&settings.topic_prefix);
-        Self { bus, subscribers, topics, settings: settings.clone(), sent: Mutex::default() }
+    pub(crate) fn new(bus: Arc<dyn Bus>, matcher: SubscriptionMatcher, settings: &Settings) -> Self {
+        let topics = TopicNames::new(&settings.bus.topic_prefix);
+        Self { bus, matcher, topics, settings: settings.clone(), sent: Mutex::default() }
     }
 
     /// The deliveries of one event that have no record yet. Each is encoded when it is asked for.
@@ -51,15 +52,16 @@ impl FanOut {
         &'a self,
         index: usize,
         event: &'a EventHubEvent,
-        routes: &'a Routes,
+        active: &'a ActiveSubscriptions,
     ) -> impl Iterator<Item = Addressed> + Send + 'a {
-        let domain = routing::domain_of(&self.settings.routing, event);
-        let sent = self.lock().get(&event.event_id).cloned().unwrap_or_default();
-        let unsent = routes.matching(event).filter(move |route| !sent.contains(&route.subscription.id));
-        unsent.map(move |route| Addressed {
+        let domain = domains::domain_of(&self.settings.routing, event);
+        let sent = lock(&self.sent).get(&event.event_id).cloned().unwrap_or_default();
+        let matching = active.matching(event);
+        let unsent = matching.filter(move |active| !sent.contains(&active.subscription.id));
+        unsent.map(move |active| Addressed {
             event: index,
-            route: route.clone(),
-            record: envelope::delivery_record(&self.topics, domain, event, route, &self.settings.delivery),
+            subscription: active.clone(),
+            record: envelope::delivery_record(&self.topics, domain, event, active, &self.settings.delivery),
         })
     }
 
@@ -68,12 +70,8 @@ impl FanOut {
         let is_kept = |one: &&Published| one.answer.is_ok() && failures.contains_key(&one.event);
         for one in published.iter().filter(is_kept) {
             let event_id = events[one.event].event_id.clone();
-            self.lock().entry(event_id).or_default().insert(one.route.subscription.id.clone());
+            lock(&self.sent).entry(event_id).or_default().insert(one.subscription.subscription.id.clone());
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, HashSet<String>>> {
-        self.sent.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
@@ -84,16 +82,16 @@ async fn publish_in_parts(bus: &dyn Bus, mut deliveries: impl Iterator<Item = Ad
     let mut next = deliveries.next();
     while next.is_some() {
         let (mut owners, mut records, mut bytes) = (Vec::new(), Vec::new(), 0);
-        while let Some(Addressed { event, route, record }) = next
+        while let Some(Addressed { event, subscription, record }) = next
             .take_if(|one| records.is_empty() || (records.len() < PART && bytes + weight(&one.record) <= PART_BYTES))
         {
             bytes += weight(&record);
-            owners.push((event, route));
+            owners.push((event, subscription));
             records.push(record);
             next = deliveries.next();
         }
         let answers = bus.publish(records).await;
-        let with_answer = |((event, route), answer)| Published { event, route, answer };
+        let with_answer = |((event, subscription), answer)| Published { event, subscription, answer };
         published.extend(owners.into_iter().zip(answers).map(with_answer));
     }
     published
@@ -108,17 +106,17 @@ impl Sink for FanOut {
     type Item = BusItem<EventHubEvent>;
 
     async fn deliver(&self, batch: Vec<Delivery<Self::Item>>) {
-        let routes = match self.subscribers.routes().await {
-            Ok(routes) => routes,
+        let active = match self.matcher.current().await {
+            Ok(active) => active,
             Err(error) => {
                 let failure = Failure::outage("registry", "subscriptions cannot be read").cause(error.chain());
                 return batch.into_iter().for_each(|delivery| delivery.report(Outcome::Failed(failure.clone())));
             }
         };
         let events: Vec<_> = batch.iter().map(|delivery| delivery.item().value.clone()).collect();
-        let unmatched = events.iter().filter(|event| routes.matching(event).next().is_none()).count();
-        metrics::counter!("posthaste_unmatched_total").increment(unmatched as u64);
-        let deliveries = events.iter().enumerate().flat_map(|(index, event)| self.address(index, event, &routes));
+        let unmatched = events.iter().filter(|event| active.matching(event).next().is_none()).count();
+        metrics::counter!(UNMATCHED).increment(unmatched as u64);
+        let deliveries = events.iter().enumerate().flat_map(|(index, event)| self.address(index, event, &active));
         let published = publish_in_parts(&*self.bus, deliveries).await;
 
         let mut failures: HashMap<usize, Failure> = HashMap::new();
@@ -133,7 +131,7 @@ impl Sink for FanOut {
             match failures.remove(&index) {
                 Some(failure) => delivery.report(Outcome::Failed(failure)),
                 None => {
-                    self.lock().remove(&delivery.item().value.event_id);
+                    lock(&self.sent).remove(&delivery.item().value.event_id);
                     delivery.report(());
                 }
             }
@@ -179,7 +177,7 @@ mod tests {
 
     /// A thousand mebibytes of deliveries, each made when it is asked for, as the encoder makes them.
     fn deliveries(encoded: Arc<AtomicUsize>, count: usize, size: usize) -> impl Iterator<Item = Addressed> {
-        let route = Arc::new(Route::for_tests("subscription"));
+        let subscription = Arc::new(ActiveSubscription::for_tests("subscription"));
         (0..count).map(move |event| {
             let record = Record {
                 topic: "posthaste.outbox.organization".into(),
@@ -189,7 +187,7 @@ mod tests {
                 headers: Vec::new(),
             };
             encoded.fetch_add(weight(&record), Ordering::Relaxed);
-            Addressed { event, route: route.clone(), record }
+            Addressed { event, subscription: subscription.clone(), record }
         })
     }
 

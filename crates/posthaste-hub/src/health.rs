@@ -1,8 +1,10 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
-/// The size of a write that shows whether the database takes any: more than a page, so that it needs room.
+use posthaste_core::lock;
+
+/// The size of a write that shows whether the database accepts writes: more than a page, so that it needs space.
 const SMALL_WRITE: usize = 8 * 1024;
 /// A write that is larger proves no more.
 const LARGE_WRITE: usize = 2 * 1024 * 1024;
@@ -20,36 +22,32 @@ struct Inner {
 impl Health {
     /// The part does not do its work, for this reason.
     pub(crate) fn down(&self, part: &str, reason: String) {
-        self.lock().insert(part.to_owned(), reason);
+        lock(&self.0.failing).insert(part.to_owned(), reason);
     }
 
     /// The part does its work again.
     pub(crate) fn up(&self, part: &str) {
-        self.lock().remove(part);
+        lock(&self.0.failing).remove(part);
     }
 
     /// Each part that does not do its work, and why.
     pub(crate) fn failing(&self) -> BTreeMap<String, String> {
-        self.lock().clone()
+        lock(&self.0.failing).clone()
     }
 
-    /// The database did not take a write of this many bytes. A disk that is nearly full still takes small ones, so the
+    /// The database failed to write this many bytes. A disk that is nearly full still accepts small writes, so the
     /// next check has to write as much.
     pub(crate) fn write_failed(&self, bytes: usize) {
         self.0.failed_write.fetch_max(bytes, Ordering::Relaxed);
     }
 
-    /// The database took a write of the size to check.
+    /// The database accepted a write of the size to check.
     pub(crate) fn write_succeeded(&self) {
         self.0.failed_write.store(0, Ordering::Relaxed);
     }
 
-    /// How much has to be written to know that the database takes writes.
+    /// How much a check has to write.
     pub(crate) fn write_to_check(&self) -> usize {
         self.0.failed_write.load(Ordering::Relaxed).clamp(SMALL_WRITE, LARGE_WRITE)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
-        self.0.failing.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

@@ -4,29 +4,28 @@ use std::time::Duration;
 
 use posthaste_api::{Domain, MAX_TIMEOUT};
 use posthaste_core::bus::{Bus, Quarantine, Topics};
-use posthaste_core::outbox::{Mode, Reader, Table, TableName};
+use posthaste_core::hub_store::{DeadLetterSource, HubDatabase, HubOptions, HubStores, OpenError};
 use posthaste_core::{BusItem, BusSource, BusSourceOptions, OnStop, RelayOptions, RetryPolicy, Sink, StoreError};
-use posthaste_sql::sqlite::{ChannelStore, Database, Letters, Log, LogOptions, OpenError, OutboxStore, Registry};
 use posthaste_webhook::Client;
 
 use crate::attempt_log::Described;
 use crate::channels::Channels;
-use crate::delivery::{FreshDeliveries, LetterDeliveries, WebhookDispatcher};
 use crate::dlt_intake::Intake;
 use crate::envelope;
 use crate::event_processor::FanOut;
 use crate::ingest::Ingest;
+use crate::matching::SubscriptionMatcher;
 use crate::readiness::ReadinessCheck;
 use crate::registrations::Registrations;
 use crate::relays::{MakeSource, Relays};
 use crate::secrets::Sealer;
 use crate::settings::Settings;
-use crate::subscribers::Subscribers;
 use crate::topics::TopicNames;
+use crate::webhook_dispatcher::{DeadLetterDeliveries, FreshDeliveries, WebhookDispatcher};
 
-/// A wait longer than this is not spent in memory but among the dead letters.
+/// A delivery that has to wait longer than this does not wait in memory but as a dead letter.
 const DEFER_AFTER: Duration = Duration::from_secs(2);
-/// What one group may hold for a retry, in records and in bytes.
+/// What may wait in memory for a retry in each group, in records and in bytes.
 const MAX_WAITING: usize = 10_000;
 const MAX_WAITING_BYTES: usize = 64 * 1024 * 1024;
 /// The relays behind the event topics, as logs, metrics and readiness call them.
@@ -39,12 +38,11 @@ pub(crate) const LONGEST_REQUEST: Duration = MAX_TIMEOUT.saturating_add(Duration
 
 /// All services of one process, running.
 pub struct Hub {
-    pub(crate) database: Database,
-    pub(crate) outbox: Table<OutboxStore>,
-    pub(crate) log: Log,
-    pub(crate) letters: Letters,
+    pub(crate) database: Arc<dyn HubDatabase>,
+    pub(crate) stores: HubStores,
+    pub(crate) dead_letters: DeadLetterSource,
     pub(crate) topics: TopicNames,
-    /// The relays that had something waiting when the lag was last measured.
+    /// The relays that had a lag when it was last measured.
     pub(crate) lagging: Mutex<HashSet<String>>,
     ingest: Ingest,
     registrations: Registrations,
@@ -54,12 +52,10 @@ pub struct Hub {
 
 /// What a hub is made of.
 pub struct Parts {
-    pub database: Database,
+    pub database: Arc<dyn HubDatabase>,
     pub client: Client,
     pub sealer: Sealer,
     pub settings: Settings,
-    /// This process knows that no other uses the database: leases that an earlier one left are void.
-    pub alone: bool,
 }
 
 /// Why a hub does not start.
@@ -68,68 +64,53 @@ pub struct Parts {
 pub enum StartError {
     #[error(transparent)]
     Open(#[from] OpenError),
-    #[error(transparent)]
-    Outbox(#[from] posthaste_core::outbox::OpenError),
     #[error("the database does not answer")]
     Store(#[from] StoreError),
 }
 
 impl Hub {
     pub async fn start(parts: Parts) -> Result<Self, StartError> {
-        let Parts { database, client, sealer, settings, alone } = parts;
-        database.migrate_hub().await?;
-        let lease = settings.outbox.lease;
-        let outbox = database.outbox(TableName::default(), Mode::SingleNode).await?;
-        if alone {
-            outbox.void_lease().await?;
-        }
-        let outbox = Table::open(outbox, Reader::Channels, lease).await?;
-        let log = Log::new(database.clone(), LogOptions { lease, ..LogOptions::default() });
-        let letters = Letters::new(database.clone(), lease);
-        let registry = Registry::new(database.clone());
-        if alone {
-            log.void_leases().await?;
-            letters.void_leases().await?;
-        }
-
-        letters.end_schedules(settings.dlt.max_retry).await?;
+        let Parts { database, client, sealer, settings } = parts;
+        database.migrate().await?;
+        let (lease, max_channels) = (settings.outbox.lease, settings.bus.max_channels);
+        let stores = database.open(HubOptions { lease, max_channels }).await?;
+        stores.dead_letters.end_schedules(settings.dlt.max_retry).await?;
+        let dead_letters = DeadLetterSource::new(stores.dead_letters.clone(), lease);
 
         let relays = Relays::default();
-        let bus: Arc<dyn Bus> = Arc::new(log.clone());
-        let recorded = ChannelStore::new(database.clone(), outbox.store().clone(), settings.max_channels);
-        let channels = Channels::new(outbox.clone(), recorded, bus.clone(), relays.clone(), &settings);
+        let channels = Channels::new(&stores, relays.clone(), &settings);
         channels.open_recorded().await?;
         let discovering = channels.clone();
         relays.supervisor().spawn("channel-discovery", move || discovering.clone().discover());
 
+        let (width, stopping) = (settings.delivery.concurrency, relays.stopping().clone());
         let pipeline = Pipeline {
-            bus,
-            quarantine: Arc::new(log.clone()),
-            topics: TopicNames::new(&settings.topic_prefix),
-            dispatcher: WebhookDispatcher::new(client, sealer.clone(), settings.delivery.concurrency, relays.stopping().clone()),
+            bus: stores.bus.clone(),
+            quarantine: stores.quarantine.clone(),
+            topics: TopicNames::new(&settings.bus.topic_prefix),
+            dispatcher: WebhookDispatcher::new(client, sealer.clone(), width, stopping),
             relays: relays.clone(),
             settings,
         };
-        pipeline.start_event_processor(Subscribers::new(registry.clone())).await?;
+        pipeline.start_event_processor(SubscriptionMatcher::new(stores.registry.clone())).await?;
         pipeline.start_outbox_processor().await?;
-        pipeline.start_dlt_intake(&letters).await?;
-        pipeline.start_dlt_retry(&letters);
+        pipeline.start_dlt_intake(&dead_letters).await?;
+        pipeline.start_dlt_retry(&dead_letters);
 
         Ok(Self {
             ingest: Ingest::start(channels.clone().into_store(), relays.supervisor()),
             readiness: ReadinessCheck::new(&pipeline.settings, channels),
-            registrations: Registrations::new(registry, sealer),
+            registrations: Registrations::new(stores.registry.clone(), sealer),
             topics: pipeline.topics,
             lagging: Mutex::default(),
             database,
-            outbox,
-            log,
-            letters,
+            stores,
+            dead_letters,
             relays,
         })
     }
 
-    /// The door for events.
+    /// Accepts events.
     pub fn ingest(&self) -> &Ingest {
         &self.ingest
     }
@@ -139,7 +120,7 @@ impl Hub {
         &self.registrations
     }
 
-    /// Takes nothing new, waits for what is on its way, gives the rest back, and closes the database.
+    /// Starts no new deliveries, waits for those in flight, releases all other claims, and closes the database.
     pub async fn stop(&self) {
         self.relays.supervisor().stop().await;
         self.database.close().await;
@@ -184,7 +165,7 @@ impl Pipeline {
         Ok(())
     }
 
-    async fn start_event_processor(&self, subscribers: Subscribers) -> Result<(), StoreError> {
+    async fn start_event_processor(&self, matcher: SubscriptionMatcher) -> Result<(), StoreError> {
         let reading = || BusSourceOptions {
             decode: Box::new(envelope::decode_event),
             dead_letter: None,
@@ -192,7 +173,7 @@ impl Pipeline {
             max_waiting: MAX_WAITING,
             max_waiting_bytes: MAX_WAITING_BYTES,
         };
-        let sink = FanOut::new(self.bus.clone(), subscribers, &self.settings);
+        let sink = FanOut::new(self.bus.clone(), matcher, &self.settings);
         let options = self.pipeline_options(RetryPolicy::forever());
         self.start_group(EVENT_PROCESSOR, Topics::Prefix(self.topics.all_events()), reading, sink, options).await
     }
@@ -222,7 +203,7 @@ impl Pipeline {
         self.start_group(OUTBOX_PROCESSOR, Topics::Named(outboxes.into()), reading, sink, options).await
     }
 
-    async fn start_dlt_intake(&self, letters: &Letters) -> Result<(), StoreError> {
+    async fn start_dlt_intake(&self, dead_letters: &DeadLetterSource) -> Result<(), StoreError> {
         let reading = || BusSourceOptions {
             decode: Box::new(envelope::decode_dead_letter),
             dead_letter: None,
@@ -231,12 +212,12 @@ impl Pipeline {
             max_waiting_bytes: MAX_WAITING_BYTES,
         };
         let dlts = Domain::ALL.map(|domain| self.topics.dlt(domain).to_string());
-        let sink = Intake { letters: letters.clone(), settings: self.settings.dlt.clone() };
+        let sink = Intake { dead_letters: dead_letters.clone(), settings: self.settings.dlt.clone() };
         let options = self.pipeline_options(RetryPolicy::forever());
         self.start_group(DLT_INTAKE, Topics::Named(dlts.into()), reading, sink, options).await
     }
 
-    fn start_dlt_retry(&self, letters: &Letters) {
+    fn start_dlt_retry(&self, dead_letters: &DeadLetterSource) {
         let dlt = &self.settings.dlt;
         let retry = RetryPolicy::Fixed { interval: dlt.retry_interval, max_attempts: Some(dlt.max_retry) };
         let options = RelayOptions {
@@ -245,13 +226,13 @@ impl Pipeline {
             drain: LONGEST_REQUEST.max(dlt.timeout),
             ..self.pipeline_options(retry)
         };
-        // Letters take a quarter of the requests to an endpoint, beside the fresh events.
+        // Dead letters get a quarter as many requests to an endpoint at once, beside the fresh events.
         let dispatcher = self.dispatcher.with_lanes(self.settings.delivery.concurrency.div_ceil(4));
-        let sink = LetterDeliveries { dispatcher, timeout: dlt.timeout };
-        let (first, again) = (letters.clone(), letters.clone());
+        let sink = DeadLetterDeliveries { dispatcher, timeout: dlt.timeout };
+        let (first, again) = (dead_letters.clone(), dead_letters.clone());
         let make = move || {
-            let letters = again.clone();
-            Box::pin(async move { Ok(letters) }) as _
+            let source = again.clone();
+            Box::pin(async move { Ok(source) }) as _
         };
         self.relays.start(DLT_RETRY, first, Box::new(make), sink, options);
     }

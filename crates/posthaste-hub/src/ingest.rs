@@ -1,8 +1,8 @@
 use std::sync::Arc;
 
 use futures_util::future::{BoxFuture, join_all};
+use posthaste_core::hub_store::Ingested;
 use posthaste_core::{Event, FaultKind, StoreError};
-use posthaste_sql::sqlite::Ingested;
 use tokio::sync::{Mutex, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
@@ -13,7 +13,7 @@ use crate::supervisor::Supervisor;
 const GROUP: usize = 1_000;
 const WAITING: usize = 4_096;
 
-/// The door: accepts events, and answers when they are committed.
+/// Accepts events, and answers when they are committed.
 ///
 /// Requests that wait together are inserted together, so many small publishes cost about as much as one large.
 #[derive(Clone)]
@@ -38,12 +38,12 @@ struct Request {
 #[derive(Debug)]
 pub enum Accepted {
     Stored,
-    /// The same event was here before; nothing is stored twice.
+    /// The same event was stored before; nothing is stored twice.
     Known,
     /// Another event has this id; the first stays.
     Conflict,
     Refused(ChannelError),
-    /// Nothing is wrong with it, but something is with its atomic request.
+    /// It could have been stored, but another event of its atomic request could not.
     Withheld,
 }
 

@@ -1,24 +1,27 @@
 use std::time::Duration;
 
-use posthaste_core::StoreError;
+use posthaste_core::metric_names::HUB_LAG_OLDEST;
+use posthaste_core::{StoreError, lock};
 
 use crate::Hub;
+use crate::channels::relay_name;
+use crate::hub::{DLT_INTAKE, DLT_RETRY, EVENT_PROCESSOR, OUTBOX_PROCESSOR};
 
-/// The relays that read the bus, by the names of their groups.
-const GROUPS: [&str; 3] = ["event-processor", "outbox-processor", "dlt-intake"];
+/// The relays that always have a gauge; channels have one while they have a lag.
+const ALWAYS: [&str; 4] = [EVENT_PROCESSOR, OUTBOX_PROCESSOR, DLT_INTAKE, DLT_RETRY];
 
 impl Hub {
-    /// Sets the gauge that says for each relay how long the oldest item that is due has been waiting.
+    /// Sets the gauge that shows for each relay how long its oldest due item has been waiting.
     pub async fn measure_lag(&self) -> Result<(), StoreError> {
-        let channels = self.database.lag_of_channels().await?;
-        let channels = channels.into_iter().map(|(event_type, lag)| (format!("channel:{event_type}"), lag));
+        let channels = self.stores.outbox.oldest_due_by_type().await?;
+        let channels = channels.into_iter().map(|(event_type, lag)| (relay_name(&event_type), lag));
         let mut lags: Vec<(String, Duration)> = channels.collect();
-        lags.extend(self.log.lag_of_groups().await?);
-        lags.extend(self.letters.oldest_due().await?.map(|lag| ("dlt-retry".to_owned(), lag)));
+        lags.extend(self.stores.inspector.lag_of_groups().await?);
+        lags.extend(self.stores.dead_letters.oldest_due().await?.map(|lag| (DLT_RETRY.to_owned(), lag)));
 
-        // What has caught up since the last look is back at 0.
-        let mut lagging = self.lagging.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let known = GROUPS.into_iter().chain(["dlt-retry"]).map(str::to_owned).chain(lagging.drain());
+        // A relay that has caught up since the last measurement goes back to 0.
+        let mut lagging = lock(&self.lagging);
+        let known = ALWAYS.into_iter().map(str::to_owned).chain(lagging.drain());
         known.for_each(|relay| set(relay, Duration::ZERO));
         for (relay, lag) in lags {
             lagging.insert(relay.clone());
@@ -29,5 +32,5 @@ impl Hub {
 }
 
 fn set(relay: String, lag: Duration) {
-    metrics::gauge!("posthaste_lag_oldest_ms", "relay" => relay).set(lag.as_millis() as f64);
+    metrics::gauge!(HUB_LAG_OLDEST, "relay" => relay).set(lag.as_millis() as f64);
 }

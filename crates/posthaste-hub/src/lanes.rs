@@ -3,18 +3,19 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use posthaste_core::lock;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
-/// How long a delivery may wait for its turn. What waits takes room from other subscribers.
+/// How long a delivery may wait for a permit. A delivery that waits takes room from other subscribers.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// From here on, lanes that nobody uses are dropped before a new one is made.
+/// If there are this many lanes, those that are not in use are dropped before a new one is made.
 const MANY: usize = 1_024;
 
 /// One lane per subscription: a bounded number of requests under way, and a wait that stays short.
 ///
-/// A lane that is slower than its traffic refuses at once, as soon as it is known to be slow: the wait that lies ahead
-/// is the number of those who wait, times the time that a request has taken of late.
+/// A lane that is slower than its traffic refuses at once, as soon as it is known to be slow: the expected wait is the number
+/// of deliveries that wait, times the average time of the last requests.
 #[derive(Clone)]
 pub(crate) struct Lanes {
     width: usize,
@@ -25,12 +26,12 @@ pub(crate) struct Lane {
     width: usize,
     permits: Semaphore,
     waiting: AtomicUsize,
-    /// Of a request, in microseconds, over the last few.
+    /// The average time of the last requests, in microseconds.
     average: AtomicU64,
 }
 
 /// The right to make one request.
-pub(crate) struct Turn<'a> {
+pub(crate) struct LanePermit<'a> {
     lane: &'a Lane,
     started: Instant,
     _permit: SemaphorePermit<'a>,
@@ -42,7 +43,7 @@ impl Lanes {
     }
 
     pub(crate) fn of(&self, subscription_id: &str) -> Arc<Lane> {
-        let mut lanes = self.by_subscription.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut lanes = lock(&self.by_subscription);
         if let Some(lane) = lanes.get(subscription_id) {
             return lane.clone();
         }
@@ -61,17 +62,17 @@ impl Lane {
         Self { width, permits: Semaphore::new(width), waiting, average }
     }
 
-    /// Waits for a turn; `None` when it would take too long.
-    pub(crate) async fn turn(&self) -> Option<Turn<'_>> {
-        if self.wait_ahead() > PATIENCE {
+    /// Waits for a permit; `None` if that would take too long.
+    pub(crate) async fn acquire(&self) -> Option<LanePermit<'_>> {
+        if self.expected_wait() > PATIENCE {
             return None;
         }
         let _waiting = Waiting::new(&self.waiting);
         let permit = timeout(PATIENCE, self.permits.acquire()).await.ok()?.ok()?;
-        Some(Turn { lane: self, started: Instant::now(), _permit: permit })
+        Some(LanePermit { lane: self, started: Instant::now(), _permit: permit })
     }
 
-    fn wait_ahead(&self) -> Duration {
+    fn expected_wait(&self) -> Duration {
         if self.permits.available_permits() > 0 {
             return Duration::ZERO;
         }
@@ -80,11 +81,11 @@ impl Lane {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for LanePermit<'_> {
     fn drop(&mut self) {
         let took = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
         let average = self.lane.average.load(Ordering::Relaxed);
-        // Follows within about eight requests. Two that end at the same moment may lose one: it is an estimate.
+        // It follows a change within about eight requests. If two end at the same moment, one may be lost: it is an estimate.
         let next = if average == 0 { took } else { average - average / 8 + took / 8 };
         self.lane.average.store(next, Ordering::Relaxed);
     }
@@ -110,38 +111,38 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_lane_of_unknown_speed_lets_wait_and_a_slow_one_refuses_at_once() {
+    async fn a_lane_of_unknown_speed_makes_deliveries_wait_and_a_slow_one_refuses_them_at_once() {
         let lane = Lane::new(2);
-        let (first, second) = (lane.turn().await.unwrap(), lane.turn().await.unwrap());
+        let (first, second) = (lane.acquire().await.unwrap(), lane.acquire().await.unwrap());
         let before = tokio::time::Instant::now();
-        assert!(lane.turn().await.is_none());
+        assert!(lane.acquire().await.is_none());
         assert_eq!(before.elapsed(), PATIENCE, "nothing was known of it");
         drop((first, second));
         lane.average.store(10_000_000, Ordering::Relaxed);
-        let _turns = (lane.turn().await.unwrap(), lane.turn().await.unwrap());
+        let _permits = (lane.acquire().await.unwrap(), lane.acquire().await.unwrap());
         let before = tokio::time::Instant::now();
-        assert!(lane.turn().await.is_none());
-        assert_eq!(before.elapsed(), Duration::ZERO, "ten seconds for each request, and two turns taken");
+        assert!(lane.acquire().await.is_none());
+        assert_eq!(before.elapsed(), Duration::ZERO, "ten seconds for each request, and two permits in use");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_fast_lane_lets_a_burst_wait() {
+    async fn in_a_fast_lane_a_burst_waits() {
         let lane = Lane::new(2);
         lane.average.store(5_000, Ordering::Relaxed);
-        let turns = (lane.turn().await.unwrap(), lane.turn().await.unwrap());
-        let third = lane.turn();
+        let permits = (lane.acquire().await.unwrap(), lane.acquire().await.unwrap());
+        let third = lane.acquire();
         tokio::pin!(third);
         assert!(futures_util::poll!(third.as_mut()).is_pending());
-        drop(turns);
+        drop(permits);
         assert!(third.await.is_some());
     }
 
     #[test]
-    fn lanes_that_nobody_uses_go_away() {
+    fn lanes_that_are_not_in_use_are_dropped() {
         let lanes = Lanes::new(1);
         let kept = lanes.of("kept");
         (0..2 * MANY).for_each(|number| drop(lanes.of(&number.to_string())));
-        assert!(lanes.by_subscription.lock().unwrap().len() <= MANY + 1);
+        assert!(lock(&lanes.by_subscription).len() <= MANY + 1);
         assert!(Arc::ptr_eq(&kept, &lanes.of("kept")));
     }
 }

@@ -4,71 +4,74 @@ use std::sync::Arc;
 use posthaste_api::ANY;
 use posthaste_api::proto::{EventHubEvent, PayloadType};
 use posthaste_core::StoreError;
-use posthaste_sql::registry::{Definition, Subscription, SubscriptionFields};
-use posthaste_sql::sqlite::Registry;
+use posthaste_core::hub_store::{Definition, Registry, Subscription, SubscriptionFields};
 use tokio::sync::Mutex;
 
-/// Who subscribed to what, as of now.
+/// Finds the active subscriptions that match an event.
 ///
-/// Never stale: every look first compares the registry's version, which costs one tiny read for a whole batch. So an
-/// event accepted after a subscription's 201 always reaches it.
-pub(crate) struct Subscribers {
-    registry: Registry,
-    known: Mutex<Arc<Routes>>,
+/// It is never stale: every batch first compares the version of the registry, which costs one small read. So an event that is
+/// accepted after the answer 201 to a new subscription always reaches that subscription.
+pub(crate) struct SubscriptionMatcher {
+    registry: Arc<dyn Registry>,
+    loaded: Mutex<Arc<ActiveSubscriptions>>,
 }
 
 /// Active subscriptions by the event type that they name.
 #[derive(Default)]
-pub(crate) struct Routes {
+pub(crate) struct ActiveSubscriptions {
     version: Option<i64>,
-    by_type: HashMap<String, Vec<Arc<Route>>>,
-    any_type: Vec<Arc<Route>>,
+    by_type: HashMap<String, Vec<Arc<ActiveSubscription>>>,
+    any_type: Vec<Arc<ActiveSubscription>>,
 }
 
-/// One subscription and the key of events that it is for.
-pub(crate) struct Route {
+/// One active subscription with its definition.
+pub(crate) struct ActiveSubscription {
     definition: Definition,
     pub(crate) subscription: Subscription,
 }
 
-impl Subscribers {
-    pub(crate) fn new(registry: Registry) -> Self {
-        Self { registry, known: Mutex::default() }
+impl SubscriptionMatcher {
+    pub(crate) fn new(registry: Arc<dyn Registry>) -> Self {
+        Self { registry, loaded: Mutex::default() }
     }
 
-    pub(crate) async fn routes(&self) -> Result<Arc<Routes>, StoreError> {
-        let mut known = self.known.lock().await;
-        if known.version != Some(self.registry.version().await?) {
+    /// The active subscriptions of this moment.
+    pub(crate) async fn current(&self) -> Result<Arc<ActiveSubscriptions>, StoreError> {
+        let mut loaded = self.loaded.lock().await;
+        if loaded.version != Some(self.registry.version().await?) {
             let (version, active) = self.registry.load_active().await?;
-            *known = Arc::new(Routes::new(version, active));
+            *loaded = Arc::new(ActiveSubscriptions::new(version, active));
         }
-        Ok(known.clone())
+        Ok(loaded.clone())
     }
 }
 
-impl Routes {
+impl ActiveSubscriptions {
     fn new(version: i64, active: Vec<(Definition, Subscription)>) -> Self {
-        let mut routes = Self { version: Some(version), ..Self::default() };
+        let mut subscriptions = Self { version: Some(version), ..Self::default() };
         for (definition, subscription) in active {
             let event_type = definition.fields.key.event_type.clone();
-            let route = Arc::new(Route { definition, subscription });
+            let subscription = Arc::new(ActiveSubscription { definition, subscription });
             match event_type == ANY {
-                true => routes.any_type.push(route),
-                false => routes.by_type.entry(event_type).or_default().push(route),
+                true => subscriptions.any_type.push(subscription),
+                false => subscriptions.by_type.entry(event_type).or_default().push(subscription),
             }
         }
-        routes
+        subscriptions
     }
 
-    pub(crate) fn matching<'a>(&'a self, event: &'a EventHubEvent) -> impl Iterator<Item = &'a Arc<Route>> {
+    pub(crate) fn matching<'a>(
+        &'a self,
+        event: &'a EventHubEvent,
+    ) -> impl Iterator<Item = &'a Arc<ActiveSubscription>> {
         let named = self.by_type.get(&event.event_type).into_iter().flatten();
-        named.chain(&self.any_type).filter(|route| route.is_for(event))
+        named.chain(&self.any_type).filter(|subscription| subscription.matches(event))
     }
 }
 
-impl Route {
-    /// The event type is compared by the map already.
-    fn is_for(&self, event: &EventHubEvent) -> bool {
+impl ActiveSubscription {
+    /// True if all but the event type matches, which the map has compared.
+    fn matches(&self, event: &EventHubEvent) -> bool {
         let fits = |wanted: &str, value: Option<&str>| wanted == ANY || value == Some(wanted);
         let key = &self.definition.fields.key;
         let tenant = self.fields().tenant_id.as_ref();
@@ -78,10 +81,10 @@ impl Route {
             && tenant.is_none_or(|tenant| event.tenant_id.as_ref() == Some(tenant))
     }
 
-    /// A route of a subscription with this id to all events.
+    /// A subscription with this id to all events.
     #[cfg(test)]
     pub(crate) fn for_tests(id: &str) -> Self {
-        use posthaste_sql::registry::{DefinitionFields, EventKey};
+        use posthaste_core::hub_store::{DefinitionFields, EventKey};
         let any = || ANY.to_owned();
         let (created_at, updated_at) = Default::default();
         let key = EventKey { source_service: any(), event_type: any(), resource_type: any(), operation_type: any() };

@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use posthaste_core::StoreError;
+use posthaste_core::{FaultKind, StoreError};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
@@ -9,9 +9,9 @@ use crate::Hub;
 use crate::channels::Channels;
 use crate::hub::{DLT_INTAKE, DLT_RETRY, EVENT_PROCESSOR, LONGEST_REQUEST, OUTBOX_PROCESSOR};
 use crate::settings::Settings;
-use crate::standstill::{Standstill, Waiting};
+use crate::stalls::{StallDetector, WaitingWork};
 
-/// A check is at most this old: many probes a second cost as much as one.
+/// A check is repeated after this time: many probes a second cost as much as one.
 const FRESH: Duration = Duration::from_secs(1);
 /// A database that takes longer than this for a small write does not serve requests either.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -35,7 +35,7 @@ pub enum PartStatus {
 }
 
 impl Readiness {
-    /// Whether every part can.
+    /// True if every part can do its work.
     pub fn is_ready(&self) -> bool {
         self.parts.values().all(|part| *part == PartStatus::Ready)
     }
@@ -52,7 +52,7 @@ pub(crate) struct ReadinessCheck {
 #[derive(Default)]
 struct State {
     last: Option<(Instant, Readiness)>,
-    standstill: Standstill,
+    stalls: StallDetector,
 }
 
 impl ReadinessCheck {
@@ -64,7 +64,7 @@ impl ReadinessCheck {
 }
 
 impl Hub {
-    /// Whether the database takes writes, every task runs, and no relay stands still while work waits for it.
+    /// Checks that the database accepts writes, that every task runs, and that no relay is stalled while work waits for it.
     pub async fn readiness(&self) -> Readiness {
         let check = &self.readiness;
         // Callers at the same time share one check.
@@ -75,12 +75,12 @@ impl Hub {
             return last.clone();
         }
         let mut failing = self.relays.supervisor().health().failing();
-        let standing = match self.check_database().await {
-            Ok(()) => self.waiting().await.map(|waiting| state.standstill.observe(Instant::now(), waiting)),
+        let stalled = match self.check_database().await {
+            Ok(()) => self.waiting().await.map(|waiting| state.stalls.observe(Instant::now(), waiting)),
             Err(error) => Err(error),
         };
-        match standing {
-            Ok(standing) => failing.extend(standing),
+        match stalled {
+            Ok(stalled) => failing.extend(stalled),
             Err(error) => _ = failing.insert(DATABASE.to_owned(), error.chain()),
         }
         let mut parts: BTreeMap<String, PartStatus> =
@@ -95,12 +95,12 @@ impl Hub {
         let health = self.relays.supervisor().health();
         match timeout(WRITE_TIMEOUT, self.database.check_write(health.write_to_check())).await {
             Ok(written) => written.inspect(|()| health.write_succeeded()),
-            Err(late) => Err(StoreError::new("write to the database", posthaste_core::FaultKind::Transient, late)),
+            Err(late) => Err(StoreError::new("write to the database", FaultKind::Transient, late)),
         }
     }
 
     /// The work that waits now. Nothing here reads more than a few rows.
-    async fn waiting(&self) -> Result<Vec<Waiting>, StoreError> {
+    async fn waiting(&self) -> Result<Vec<WaitingWork>, StoreError> {
         let patience = self.readiness.patience;
         let with_requests = patience + LONGEST_REQUEST;
         let mut waiting = Vec::new();
@@ -109,11 +109,11 @@ impl Hub {
         due.extend(self.relays.held_back().filter(|relay| Channels::is_relay(relay)));
         for part in due {
             let progress = self.relays.progress(&part).completed.to_string();
-            waiting.push(Waiting { part, work: "due events".to_owned(), progress, patience });
+            waiting.push(WaitingWork { part, work: "due events".to_owned(), progress, patience });
         }
-        for backlog in self.log.backlogs().await? {
+        for backlog in self.stores.inspector.backlogs().await? {
             let is_requests = backlog.group == OUTBOX_PROCESSOR;
-            waiting.push(Waiting {
+            waiting.push(WaitingWork {
                 work: format!("partition {} of {}", backlog.partition, backlog.topic),
                 // A record may take several requests, each of which is progress.
                 progress: match is_requests {
@@ -124,10 +124,10 @@ impl Hub {
                 patience: if is_requests { with_requests } else { patience },
             });
         }
-        if self.letters.is_due().await? {
+        if self.stores.dead_letters.is_due().await? {
             let progress = self.relays.progress(DLT_RETRY).settled.to_string();
             let (part, work) = (DLT_RETRY.to_owned(), "due dead letters".to_owned());
-            waiting.push(Waiting { part, work, progress, patience: with_requests });
+            waiting.push(WaitingWork { part, work, progress, patience: with_requests });
         }
         Ok(waiting)
     }

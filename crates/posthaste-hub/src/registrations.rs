@@ -1,23 +1,24 @@
+use std::sync::Arc;
+
 use bytes::Bytes;
 use posthaste_api::{
     AuthIn, AuthOut, EventKey, FieldError, Headers, MASK, NewSubscription, PayloadType, Protocol, Target,
     is_masked_endpoint, masked_endpoint,
 };
-use posthaste_core::{FaultKind, StoreError};
-use posthaste_sql::registry::{
-    self, Created, DefinitionFields, PageRequest, RegistryError, SubscriptionFields, SubscriptionFilter,
+use posthaste_core::hub_store::{
+    self, Created, DefinitionFields, PageRequest, Registry, RegistryError, SubscriptionFields, SubscriptionFilter,
 };
-use posthaste_sql::sqlite::Registry;
+use posthaste_core::{FaultKind, StoreError};
 use posthaste_webhook::{Endpoint, EndpointError};
 use uuid::Uuid;
 
 use crate::credentials::{Credentials, with_old_secret, with_old_values};
 use crate::secrets::{Sealer, SecretError, plain_digest};
 
-/// Definitions and subscriptions: what may be stored, and what is shown of it.
+/// Definitions and subscriptions: checks what is stored, and masks what is shown.
 #[derive(Clone)]
 pub struct Registrations {
-    registry: Registry,
+    registry: Arc<dyn Registry>,
     sealer: Sealer,
 }
 
@@ -51,12 +52,12 @@ pub struct Versioned<T> {
 pub struct Listed<T> {
     pub items: Vec<T>,
     pub total: u64,
-    /// Whether something comes behind it.
+    /// True if another page follows.
     pub has_more: bool,
 }
 
 impl Registrations {
-    pub(crate) fn new(registry: Registry, sealer: Sealer) -> Self {
+    pub(crate) fn new(registry: Arc<dyn Registry>, sealer: Sealer) -> Self {
         Self { registry, sealer }
     }
 
@@ -114,7 +115,7 @@ impl Registrations {
         })
     }
 
-    /// A secret that is not given again stays the one that it was.
+    /// A secret that is not given stays as it is stored.
     pub async fn update_subscription(
         &self,
         id: Uuid,
@@ -124,7 +125,7 @@ impl Registrations {
         let before = self.registry.subscription(&id.to_string()).await?.ok_or(RegistryError::NotFound)?;
         // The old secrets are needed only where no new ones are given: after the loss of the key, new ones can be entered.
         let (new, credentials, expected) = match keeps_secrets(&new, &before.fields) {
-            // The version that was read: somebody else may be changing the secrets at this moment.
+            // The version that was read: another request may change the secrets at this moment.
             true => {
                 let (new, credentials) = with_stored(new, &before.fields, self.opened(&before)?)?;
                 (new, credentials, expected.or(Some(before.version)))
@@ -208,7 +209,7 @@ impl Registrations {
         }
     }
 
-    /// Finds an address again that the database does not hold in full. A query string may be a secret that is easy to guess,
+    /// The digest by which an address is found again that the database does not have in full. A query string may be a secret that is easy to guess,
     /// so its digest needs the key.
     fn digest(&self, endpoint: &Endpoint) -> Bytes {
         let address = endpoint.uri().to_string();
@@ -218,13 +219,13 @@ impl Registrations {
         }
     }
 
-    fn opened(&self, subscription: &registry::Subscription) -> Result<Credentials, RegistrationError> {
+    fn opened(&self, subscription: &hub_store::Subscription) -> Result<Credentials, RegistrationError> {
         Ok(Credentials::open(&self.sealer, &subscription.id, &subscription.fields.credentials_sealed)?)
     }
 
     async fn shown(
         &self,
-        subscription: registry::Subscription,
+        subscription: hub_store::Subscription,
     ) -> Result<Versioned<posthaste_api::Subscription>, RegistrationError> {
         // Without the key the kind can still be shown; only delivery needs more.
         let auth = match self.opened(&subscription) {
@@ -255,7 +256,7 @@ impl Registrations {
     }
 }
 
-/// Whether asking again will not help.
+/// True if the same request would fail again.
 fn is_permanent(error: &RegistrationError) -> bool {
     match error {
         RegistrationError::Registry(RegistryError::Store(error)) => error.kind() == FaultKind::Permanent,
@@ -263,7 +264,7 @@ fn is_permanent(error: &RegistrationError) -> bool {
     }
 }
 
-/// Whether a replacement leaves a secret to what is stored.
+/// True if a replacement keeps a stored secret.
 fn keeps_secrets(new: &NewSubscription, before: &SubscriptionFields) -> bool {
     let keeps_auth = match &new.auth {
         Some(auth) => auth.keeps_secret(),
@@ -315,7 +316,7 @@ fn with_stored(
     }
 }
 
-fn sealed_auth(subscription: &registry::Subscription) -> AuthOut {
+fn sealed_auth(subscription: &hub_store::Subscription) -> AuthOut {
     match subscription.fields.auth_type.as_str() {
         "BASIC_AUTH" => AuthOut::BasicAuth { username: String::new() },
         "HEADER_TOKEN" => AuthOut::HeaderToken,
@@ -344,7 +345,7 @@ fn payload_type_of(name: &str) -> PayloadType {
     }
 }
 
-fn shown_definition(definition: registry::Definition) -> Versioned<posthaste_api::Definition> {
+fn shown_definition(definition: hub_store::Definition) -> Versioned<posthaste_api::Definition> {
     let value = posthaste_api::Definition {
         id: parsed(&definition.id),
         key: shown_key(definition.fields.key),
@@ -355,8 +356,8 @@ fn shown_definition(definition: registry::Definition) -> Versioned<posthaste_api
     Versioned { value, version: definition.version }
 }
 
-fn stored_key(key: EventKey) -> registry::EventKey {
-    registry::EventKey {
+fn stored_key(key: EventKey) -> hub_store::EventKey {
+    hub_store::EventKey {
         source_service: key.source_service,
         event_type: key.event_type,
         resource_type: key.resource_type,
@@ -364,7 +365,7 @@ fn stored_key(key: EventKey) -> registry::EventKey {
     }
 }
 
-fn shown_key(key: registry::EventKey) -> EventKey {
+fn shown_key(key: hub_store::EventKey) -> EventKey {
     EventKey {
         source_service: key.source_service,
         event_type: key.event_type,

@@ -1,9 +1,9 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
-use posthaste_core::{Relay, RelayOptions, Sink, Source, StoreError};
+use posthaste_core::{Relay, RelayOptions, Sink, Source, StoreError, lock};
 use tokio_util::sync::CancellationToken;
 
 use crate::attempt_log::{AttemptLog, Described};
@@ -60,12 +60,12 @@ impl Relays {
         self.supervisor.stopping()
     }
 
-    /// How far this relay has come.
+    /// The progress of this relay.
     pub(crate) fn progress(&self, relay: &str) -> Counts {
         lock(&self.progress).get(relay).map(|progress| progress.counts()).unwrap_or_default()
     }
 
-    /// The relays whose last attempt failed because a dependency did not take the item.
+    /// The relays whose last attempt failed because of a dependency.
     pub(crate) fn held_back(&self) -> impl Iterator<Item = String> {
         let progress = lock(&self.progress);
         let held_back = progress.iter().filter(|(_, progress)| progress.is_held_back());
@@ -73,7 +73,7 @@ impl Relays {
     }
 }
 
-/// What it takes to start a relay again.
+/// A relay that can be started again.
 struct RelayTask<S: Source, K> {
     name: Arc<str>,
     make: MakeSource<S>,
@@ -120,11 +120,6 @@ where
         *lock(&self.last) = Some(watched.clone());
         Ok(watched)
     }
-}
-
-/// Each change under these locks is one assignment, so a poisoned lock guards nothing half-done.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 #[cfg(test)]
@@ -190,8 +185,8 @@ mod tests {
             Ok(vec![Settled::Applied; settlements.len()])
         }
 
-        async fn renew(&self, held: &[&Claimed<Item>]) -> Result<Vec<Settled>, StoreError> {
-            Ok(vec![Settled::Applied; held.len()])
+        async fn renew(&self, claimed: &[&Claimed<Item>]) -> Result<Vec<Settled>, StoreError> {
+            Ok(vec![Settled::Applied; claimed.len()])
         }
 
         async fn release(&self, _: &[&Claimed<Item>]) -> Result<(), StoreError> {

@@ -98,7 +98,7 @@ impl Sealer {
         Some(Self { key: Arc::new(LessSafeKey::new(key)), digest_key, key_id, random })
     }
 
-    /// The same for the same text, and of no use to whoever has the database without the key.
+    /// The same for the same text. Without the key, nobody can check a guess of the text against it.
     pub fn keyed_digest(&self, text: &[u8]) -> Vec<u8> {
         hmac::sign(&self.digest_key, text).as_ref().to_vec()
     }
@@ -141,7 +141,7 @@ impl fmt::Debug for Sealer {
     }
 }
 
-/// The same for the same text. Whoever guesses the text can check the guess.
+/// The same for the same text. Anybody can check a guess of the text against it.
 pub(crate) fn plain_digest(text: &[u8]) -> Vec<u8> {
     digest(&SHA256, text).as_ref().to_vec()
 }

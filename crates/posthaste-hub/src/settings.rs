@@ -9,28 +9,13 @@ use posthaste_api::{Domain, duration_text};
 use serde::{Deserialize, Serialize};
 
 /// How the hub's services run. The defaults are those of the default configuration.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Settings {
-    pub topic_prefix: String,
+    pub bus: BusSettings,
     pub outbox: OutboxSettings,
     pub routing: RoutingSettings,
     pub delivery: DeliverySettings,
     pub dlt: DltSettings,
-    /// How many channels may be made by events of types that nobody has named before.
-    pub max_channels: usize,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            topic_prefix: "posthaste".to_owned(),
-            outbox: OutboxSettings::default(),
-            routing: RoutingSettings::default(),
-            delivery: DeliverySettings::default(),
-            dlt: DltSettings::default(),
-            max_channels: 1_000,
-        }
-    }
 }
 
 /// A key whose value cannot be used, and why.
@@ -40,6 +25,38 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 const TIMEOUTS: RangeInclusive<Duration> = MILLISECOND..=Duration::from_secs(60);
 const SIZES: RangeInclusive<usize> = 1..=10_000;
 const MAX_RETRY: u32 = 100;
+
+/// The event bus.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct BusSettings {
+    pub url: String,
+    pub topic_prefix: String,
+    /// How many channels may be made for event types.
+    pub max_channels: usize,
+}
+
+impl Default for BusSettings {
+    fn default() -> Self {
+        Self { url: "builtin".to_owned(), topic_prefix: "posthaste".to_owned(), max_channels: 1_000 }
+    }
+}
+
+impl BusSettings {
+    pub fn violations(&self) -> Vec<Violation> {
+        let is_topic = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+        let bad_prefix = !(1..=100).contains(&self.topic_prefix.len()) || !is_topic(&self.topic_prefix);
+        let bad_url = match self.url.split_once("://") {
+            Some(("kafka", _)) => "names Kafka, which is not built into this version yet: write \"builtin\"",
+            _ => "is not \"builtin\", the only event bus of this version",
+        };
+        refused([
+            ("bus.url", self.url != "builtin", bad_url),
+            ("bus.topic_prefix", bad_prefix, "is not 1 to 100 characters of A-Z a-z 0-9 . _ -"),
+            ("bus.max_channels", self.max_channels == 0, "is 0: at least one event type needs a topic"),
+        ])
+    }
+}
 
 /// How rows leave the outbox table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -149,7 +166,7 @@ pub struct DltSettings {
     pub timeout: Duration,
     #[serde(with = "duration_text")]
     pub retry_interval: Duration,
-    /// How many scheduled retries a letter has; 0: none.
+    /// How many scheduled retries a dead letter has; 0: none.
     pub max_retry: u32,
     pub batch_size: usize,
 }

@@ -1,16 +1,17 @@
 //! One way to run a task that has to run for as long as the hub does.
 //!
-//! A panic, or an end that nobody asked for, is logged, counted, and answered with a new start after a pause. A task that
-//! fails again and again is reported to [`Health`], so that readiness names it.
+//! When a task panics, or ends before the hub stops, the supervisor logs it, counts it, and starts the task again after a
+//! pause. A task that fails again and again is reported to [`Health`], so that readiness names it.
 
-use std::any::Any;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use posthaste_core::metric_names::HUB_TASK_PANICS;
+use posthaste_core::{Backoff, lock, panic_message};
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -40,7 +41,7 @@ impl Supervisor {
         T: Future<Output = ()> + Send + 'static,
     {
         let kept = keep(task.into(), self.stop.clone(), self.health.clone(), make);
-        self.lock().spawn(kept);
+        lock(&self.running).spawn(kept);
     }
 
     pub(crate) fn health(&self) -> &Health {
@@ -55,16 +56,12 @@ impl Supervisor {
     /// Stops all tasks at the same time and waits until each has ended.
     pub(crate) async fn stop(&self) {
         self.stop.cancel();
-        let mut running = std::mem::take(&mut *self.lock());
+        let mut running = std::mem::take(&mut *lock(&self.running));
         while let Some(ended) = running.join_next().await {
             if let Err(error) = ended {
                 tracing::error!(%error, "a task did not end as it should");
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, JoinSet<()>> {
-        self.running.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
@@ -75,6 +72,7 @@ async fn keep<T: Future<Output = ()> + Send>(
     mut make: impl FnMut() -> T + Send,
 ) {
     let mut failures = 0;
+    let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
     loop {
         // Made inside, so that a panic of `make` is caught, too.
         let mut running = pin!(AssertUnwindSafe(async { make().await }).catch_unwind());
@@ -87,6 +85,7 @@ async fn keep<T: Future<Output = ()> + Send>(
             Some(ended) => ended,
             None => {
                 failures = 0;
+                backoff.reset();
                 health.up(&task);
                 running.await
             }
@@ -98,11 +97,11 @@ async fn keep<T: Future<Output = ()> + Send>(
         let reason = match ended {
             Ok(()) => "it ended before the hub stopped".to_owned(),
             Err(panic) => {
-                metrics::counter!("posthaste_task_panics_total", "task" => task.to_string()).increment(1);
-                format!("it panicked: {}", message(&*panic))
+                metrics::counter!(HUB_TASK_PANICS, "task" => task.to_string()).increment(1);
+                format!("it panicked: {}", panic_message(&*panic))
             }
         };
-        let pause = FIRST_PAUSE.saturating_mul(1 << (failures - 1).min(10)).min(LONGEST_PAUSE);
+        let pause = backoff.next_pause();
         tracing::error!(task = &*task, reason, failures, ?pause, "a task failed and is started again after the pause");
         if failures >= TOLERATED {
             health.down(&task, format!("failed {failures} times in a row: {reason}"));
@@ -113,11 +112,6 @@ async fn keep<T: Future<Output = ()> + Send>(
             () = sleep(pause) => {}
         }
     }
-}
-
-fn message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
 }
 
 #[cfg(test)]
@@ -151,7 +145,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_panics_is_started_again_and_one_panic_is_no_standstill() {
+    async fn a_task_that_panics_is_started_again_and_one_panic_is_no_failure() {
         let supervisor = Supervisor::default();
         let starts = failing(&supervisor, 1);
         until("a second start", || starts.load(Ordering::Relaxed) == 2).await;

@@ -7,12 +7,12 @@ use posthaste_core::{Claim, Claimed, Disposition, Settled, Settlement, Source, S
 
 use crate::attempt_log::{AttemptLog, Described};
 
-/// How far a relay has come, for readiness.
+/// The progress of a relay, for readiness.
 #[derive(Default)]
 pub(crate) struct Progress {
     settled: AtomicU64,
     completed: AtomicU64,
-    /// The last attempt failed because a dependency did not take the item.
+    /// The last attempt failed because of a dependency.
     held_back: AtomicBool,
 }
 
@@ -83,12 +83,12 @@ impl<S: Source<Item: Described>> Source for Watched<S> {
         Ok(settled)
     }
 
-    async fn renew(&self, held: &[&Claimed<S::Item>]) -> Result<Vec<Settled>, StoreError> {
-        self.source.renew(held).await
+    async fn renew(&self, claimed: &[&Claimed<S::Item>]) -> Result<Vec<Settled>, StoreError> {
+        self.source.renew(claimed).await
     }
 
-    async fn release(&self, held: &[&Claimed<S::Item>]) -> Result<(), StoreError> {
-        self.source.release(held).await
+    async fn release(&self, claimed: &[&Claimed<S::Item>]) -> Result<(), StoreError> {
+        self.source.release(claimed).await
     }
 
     async fn close(&self) -> Result<(), StoreError> {

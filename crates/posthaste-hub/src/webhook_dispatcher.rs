@@ -6,8 +6,8 @@ use bytes::Bytes;
 use chrono::Utc;
 use posthaste_api::proto::{EventHubEvent, OutboxEvent, PayloadType, event_hub_event};
 use posthaste_api::{AuthIn, Secret};
+use posthaste_core::hub_store::DeadLetter;
 use posthaste_core::{BusItem, Delivery, Failure, Outcome, Sink};
-use posthaste_sql::letters::Letter;
 use posthaste_webhook::{Auth, Client, Endpoint, Request};
 use prost::Message;
 use tokio_util::sync::CancellationToken;
@@ -16,13 +16,13 @@ use crate::credentials::Credentials;
 use crate::lanes::Lanes;
 use crate::secrets::{Sealer, SecretError};
 
-/// How long a letter whose lane was full waits before it asks again.
+/// How long a delivery whose lane was full waits before the next attempt.
 const LANE_PAUSE: Duration = Duration::from_secs(5);
 /// What an event's own headers may add to a request: endpoints refuse more than a few kilobytes.
 const MAX_FORWARDED: usize = 64;
 const MAX_FORWARDED_BYTES: usize = 4_096;
 
-/// Makes HTTP requests of deliveries, each in the lane of its subscription.
+/// Sends deliveries as HTTP requests, each in the lane of its subscription.
 #[derive(Clone)]
 pub(crate) struct WebhookDispatcher {
     client: Client,
@@ -37,7 +37,7 @@ impl WebhookDispatcher {
         Self { client, sealer, lanes: Lanes::new(width), stopping }
     }
 
-    /// The same with lanes of its own, so that the old does not stand in the way of the fresh.
+    /// The same client with lanes of its own, so that dead letters do not delay fresh events.
     pub(crate) fn with_lanes(&self, width: usize) -> Self {
         Self { lanes: Lanes::new(width), ..self.clone() }
     }
@@ -48,14 +48,14 @@ impl WebhookDispatcher {
             Err(failure) => return Outcome::Failed(failure),
         };
         let lane = self.lanes.of(&message.subscription_id);
-        let turn = tokio::select! {
+        let permit = tokio::select! {
             biased;
-            // A stop waits for what is on the wire and starts nothing new.
+            // A stop waits for the requests that were sent and sends no new ones.
             () = self.stopping.cancelled() => return Outcome::Snoozed { wait: Duration::ZERO },
-            turn = lane.turn() => turn,
+            permit = lane.acquire() => permit,
         };
-        match turn {
-            Some(_turn) => self.client.post(request).await,
+        match permit {
+            Some(_permit) => self.client.post(request).await,
             None => Outcome::Failed(
                 Failure::outage("LANE_FULL", "the endpoint is slower than its traffic; nothing was sent")
                     .retry_after(LANE_PAUSE),
@@ -143,7 +143,7 @@ fn request_headers(
     headers
 }
 
-/// Whether a name may stand in an HTTP header.
+/// True if this can be the name of an HTTP header.
 fn is_token(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte))
 }
@@ -172,26 +172,26 @@ impl Sink for FreshDeliveries {
     }
 }
 
-/// The dead-letter retry's sink: scheduled and replayed letters, which have at least a time of their own.
-pub(crate) struct LetterDeliveries {
+/// The sink of the dead-letter retry: scheduled and replayed dead letters, with a timeout of their own at least.
+pub(crate) struct DeadLetterDeliveries {
     pub(crate) dispatcher: WebhookDispatcher,
     pub(crate) timeout: Duration,
 }
 
 #[async_trait]
-impl Sink for LetterDeliveries {
-    type Item = Letter;
+impl Sink for DeadLetterDeliveries {
+    type Item = DeadLetter;
 
-    async fn deliver(&self, batch: Vec<Delivery<Letter>>) {
+    async fn deliver(&self, batch: Vec<Delivery<DeadLetter>>) {
         for delivery in batch {
             let dispatcher = self.dispatcher.clone();
             let at_least = self.timeout;
             tokio::spawn(async move {
                 let letter = delivery.item();
                 let outcome = match OutboxEvent::decode(letter.envelope.clone()) {
-                    Ok(message) => dispatcher.post(&message, letter.attempts + 1, at_least).await,
+                    Ok(message) => dispatcher.post(&message, letter.fields.attempts + 1, at_least).await,
                     Err(error) => Outcome::Failed(
-                        Failure::permanent("undecodable", "the letter's envelope cannot be read")
+                        Failure::permanent("undecodable", "the envelope of the dead letter cannot be read")
                             .cause(error.to_string()),
                     ),
                 };

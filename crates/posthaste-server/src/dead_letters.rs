@@ -5,7 +5,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use posthaste_api::{DeadLetterDetail, DeadLetterPage, Domain, FieldError, Input, ReplayIn};
-use posthaste_hub::{LetterCursor, LetterFilter, LetterSort, LetterStatus};
+use posthaste_hub::{DeadLetterCursor, DeadLetterFilter, DeadLetterSort, DeadLetterStatus};
 use serde::Deserialize;
 
 use crate::extract::{Body, Params, Segment, id};
@@ -42,15 +42,15 @@ pub(crate) async fn list(
 }
 
 impl Input for ListParams {
-    type Checked = LetterFilter;
+    type Checked = DeadLetterFilter;
 
-    fn validate(self) -> Result<LetterFilter, Vec<FieldError>> {
+    fn validate(self) -> Result<DeadLetterFilter, Vec<FieldError>> {
         let mut errors = Vec::new();
         let request = paging::page_request(self.page, self.size, self.cursor, &mut errors);
         let status = match self.status.as_deref().map(str::to_ascii_uppercase).as_deref() {
-            None | Some("FAILED") => Some(LetterStatus::Failed),
-            Some("NEW") => Some(LetterStatus::New),
-            Some("PROCESSED") => Some(LetterStatus::Processed),
+            None | Some("FAILED") => Some(DeadLetterStatus::Failed),
+            Some("NEW") => Some(DeadLetterStatus::New),
+            Some("PROCESSED") => Some(DeadLetterStatus::Processed),
             Some("ALL") => None,
             Some(_) => {
                 errors.push(FieldError::new("status", "is none of NEW, FAILED, PROCESSED, ALL"));
@@ -62,12 +62,12 @@ impl Input for ListParams {
             errors.push(FieldError::new("domain", error.to_string()));
         }
         let (from, to) = (time("from", self.from, &mut errors), time("to", self.to, &mut errors));
-        let sort = self.sort.map_or(Ok(LetterFilter::default().sort), |sort| sort.parse::<LetterSort>());
+        let sort = self.sort.map_or(Ok(DeadLetterFilter::default().sort), |sort| sort.parse::<DeadLetterSort>());
         if let Err(error) = &sort {
             errors.push(FieldError::new("sort", error.to_string()));
         }
-        let sort = sort.unwrap_or(LetterFilter::default().sort);
-        let cursor = request.after.map(|text| text.parse::<LetterCursor>());
+        let sort = sort.unwrap_or(DeadLetterFilter::default().sort);
+        let cursor = request.after.map(|text| text.parse::<DeadLetterCursor>());
         match &cursor {
             Some(Err(error)) => errors.push(FieldError::new("cursor", error.to_string())),
             Some(Ok(cursor)) if cursor.sort != sort => {
@@ -79,7 +79,7 @@ impl Input for ListParams {
         if !errors.is_empty() {
             return Err(errors);
         }
-        Ok(LetterFilter {
+        Ok(DeadLetterFilter {
             message_id: self.message_id,
             subscriber_id: self.subscriber_id,
             error: self.error,

@@ -1,9 +1,10 @@
 //! Every line of SQL of Posthaste, so that a database expert has one place to read.
 //!
 //! One module per database, each behind a Cargo feature and each with the same table of contents: the outbox table as a
-//! [`Store`](posthaste_core::outbox::Store), its migrations, the inbox. SQLite also has the database of the hub: one
-//! writer that groups statements into commits, the built-in log, the dead letters and the registry. The modules beside
-//! them hold the code that all databases share. They contain no SQL.
+//! [`Store`](posthaste_core::outbox::Store), its migrations, the inbox. SQLite also has a
+//! [`HubDatabase`](posthaste_core::hub_store::HubDatabase): one writer that groups statements into commits, the built-in log,
+//! the dead letters, the registry and the channels. The modules beside them hold the code that all databases share. They
+//! contain no SQL.
 
 #![warn(missing_docs)]
 
@@ -12,16 +13,12 @@ mod begin;
 mod database_kind;
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod inbox;
-#[cfg(feature = "sqlite")]
-pub mod letters;
 mod migrations;
 #[cfg(feature = "mysql")]
 pub mod mysql;
 mod outbox;
 #[cfg(feature = "postgres")]
 pub mod postgres;
-#[cfg(feature = "sqlite")]
-pub mod registry;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod server_errors;
 #[cfg(any(feature = "postgres", feature = "mysql"))]

@@ -6,8 +6,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use posthaste_core::Settled;
-use posthaste_core::bus::{Bus, Consumer, Fetched, Poison, Position, Quarantine, Record, Topics};
-use posthaste_sql::sqlite::{Database, GroupProgress, Log, LogOptions};
+use posthaste_core::bus::{Bus, Consumer, Fetched, Position, Record, Topics};
+use posthaste_core::hub_store::BusInspector;
+use posthaste_sql::sqlite::{Database, Log, LogOptions};
 use posthaste_testing::bus_laws::{BusHarness, LEASE};
 use tempfile::TempDir;
 
@@ -93,7 +94,7 @@ async fn a_restart_goes_on_after_the_acks() {
 }
 
 #[tokio::test]
-async fn a_process_that_is_alone_need_not_wait_for_leases_of_the_dead() {
+async fn voided_leases_are_free_for_the_consumers_of_every_process() {
     let file = File::new(2, LONG);
     let killed = file.open().await;
     publish(&killed, (0..4).map(|number| record("orders", number))).await;
@@ -171,23 +172,6 @@ async fn a_completed_set_over_its_bound_pauses_the_partition_until_it_shrinks() 
 }
 
 #[tokio::test]
-async fn a_record_is_quarantined_once_per_group() {
-    let file = File::new(1, LONG);
-    let log = file.open().await;
-    publish(&log, (0..100).map(|number| record("orders", number))).await;
-    let consumer = join(&log, "orders").await;
-    let fetched = consumer.fetch(100).await.unwrap();
-    let poison: Vec<Poison> =
-        fetched.into_iter().map(|record| Poison { record, reason: "unknown schema 7".to_owned() }).collect();
-    log.quarantine("group", &[]).await.unwrap();
-    log.quarantine("group", &poison[..70]).await.unwrap();
-    log.quarantine("group", &poison).await.unwrap();
-    assert_eq!(log.quarantined_count().await.unwrap(), 100);
-    log.quarantine("other", &poison[..1]).await.unwrap();
-    assert_eq!(log.quarantined_count().await.unwrap(), 101);
-}
-
-#[tokio::test]
 async fn large_values_come_whole_and_not_all_at_once() {
     let file = File::new(1, LONG);
     let log = file.open().await;
@@ -250,42 +234,6 @@ async fn a_busy_topic_does_not_starve_its_neighbours() {
         topics.extend(consumer.fetch(50).await.unwrap().into_iter().map(|fetched| fetched.position.topic));
     }
     assert_eq!(topics.len(), 4, "{topics:?}");
-}
-
-#[tokio::test]
-async fn the_log_tells_where_an_event_is_and_who_has_done_it() {
-    let file = File::new(1, LONG);
-    let log = file.open().await;
-    publish(&log, [record("a", 7), record("a", 8), record("a", 7), record("b", 7)]).await;
-    let consumer = join(&log, "a").await;
-    let other = log.subscribe("other", Topics::Prefix("a".to_owned())).await.unwrap();
-    let fetched = consumer.fetch(10).await.unwrap();
-    ack(&*consumer, [&fetched[2]]).await;
-    ack(&*other, [&other.fetch(10).await.unwrap()[0]]).await;
-
-    let entries = log.records_of("key 7").await.unwrap();
-    let places: Vec<(&str, i64)> = entries.iter().map(|entry| (entry.topic.as_str(), entry.offset)).collect();
-    assert_eq!(places, [("a", 0), ("a", 2), ("b", 0)]);
-    let progress = |group: &str, done| GroupProgress { group: group.to_owned(), done };
-    assert_eq!(entries[0].groups, [progress("group", false), progress("other", true)]);
-    assert_eq!(entries[1].groups, [progress("group", true), progress("other", false)]);
-    assert!(entries[2].groups.is_empty());
-    assert!(log.records_of("unknown").await.unwrap().is_empty());
-
-    let topics = log.topics().await.unwrap();
-    assert_eq!((topics[0].topic.as_str(), topics[0].next_offset), ("a", 3));
-    assert_eq!(topics[0].groups, [("group".to_owned(), 0), ("other".to_owned(), 1)]);
-}
-
-#[tokio::test]
-async fn an_event_with_very_many_records_shows_its_oldest_ones() {
-    let file = File::new(1, LONG);
-    let log = file.open().await;
-    let _groups = (join(&log, "a").await, log.subscribe("other", Topics::Prefix("a".to_owned())).await.unwrap());
-    publish(&log, (0..250).map(|_| record("a", 7))).await;
-    let entries = log.records_of("key 7").await.unwrap();
-    let offsets: Vec<i64> = entries.iter().map(|entry| entry.offset).collect();
-    assert_eq!(offsets, (0..200).collect::<Vec<_>>());
 }
 
 #[tokio::test]

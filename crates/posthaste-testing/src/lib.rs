@@ -6,6 +6,7 @@
 #![warn(missing_docs)]
 
 pub mod bus_laws;
+pub mod hub_laws;
 mod memory;
 mod memory_bus;
 mod memory_sink;

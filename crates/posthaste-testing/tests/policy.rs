@@ -12,7 +12,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("posthaste-sql", &["posthaste-core"]),
     ("posthaste-webhook", &["posthaste-core"]),
     ("posthaste-api", &["posthaste-core"]),
-    ("posthaste-hub", &["posthaste-core", "posthaste-sql", "posthaste-webhook", "posthaste-api"]),
+    ("posthaste-hub", &["posthaste-core", "posthaste-webhook", "posthaste-api"]),
     ("posthaste-server", &["posthaste-core", "posthaste-api", "posthaste-hub"]),
     (
         "posthaste-cli",

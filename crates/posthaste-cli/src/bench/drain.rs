@@ -2,7 +2,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use posthaste_core::outbox::{Mode, Outbox, Store, TableName};
+use posthaste_core::outbox::{Mode, Outbox, TableName};
 use posthaste_sql::sqlite::{Database, probe};
 use tokio::sync::Notify;
 
@@ -47,7 +47,7 @@ async fn drain(database: &Database, table: &TableName, count: usize) -> anyhow::
     // Stopping records what is still to be recorded: it belongs to the work.
     outbox.close().await;
     let took = started.elapsed();
-    anyhow::ensure!(outbox.table().store().pending_types().await?.is_empty(), "not every row is done");
+    anyhow::ensure!(outbox.table().pending_types().await?.is_empty(), "not every row is done");
     anyhow::ensure!(heard.0.load(Ordering::Relaxed) == count, "an event was delivered twice");
     Ok(rate(count, took))
 }

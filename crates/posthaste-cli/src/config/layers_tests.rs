@@ -153,10 +153,9 @@ fn all_violations_are_told_together() {
 }
 
 #[test]
-fn files_beside_the_database_have_its_name() {
+fn the_key_file_is_beside_the_database_and_has_its_name() {
     let config = from_variable("POSTHASTE__DATABASE__URL", "sqlite:///var/lib/p/p.db").unwrap();
     assert_eq!(config.key_file(), Path::new("/var/lib/p/p.db.key"));
-    assert_eq!(config.lock_file(), Path::new("/var/lib/p/p.db.lock"));
 }
 
 #[test]

@@ -1,8 +1,9 @@
 use std::io::{self, IsTerminal};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+use posthaste_core::lock;
 use tokio::time::Instant;
 
 use super::LetterCount;
@@ -98,10 +99,6 @@ impl Lines {
             self.last = line;
         }
     }
-}
-
-fn lock(lines: &Mutex<Lines>) -> MutexGuard<'_, Lines> {
-    lines.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 fn bars(events: u64, names: [&'static str; 3]) -> Form {

@@ -1,12 +1,13 @@
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
 use axum::Router;
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
+use posthaste_core::lock;
 use tokio::net::{TcpListener, TcpSocket};
 use uuid::Uuid;
 
@@ -118,8 +119,4 @@ fn serve(listener: TcpListener, manner: Manner, received: Arc<Received>) {
     };
     let app = Router::new().route("/{name}", post(answer));
     tokio::spawn(async move { axum::serve(listener, app).await });
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }

@@ -14,7 +14,7 @@ use tracing::{Instrument, field};
 
 use super::{OutboxItem, Unroutable};
 use crate::trace::{TRACEPARENT, TraceContext};
-use crate::{Delivery, Event, Failure, GLOBAL_AGGREGATE, Outcome, Sink, metric_names};
+use crate::{Delivery, Event, Failure, GLOBAL_AGGREGATE, Outcome, Sink, metric_names, panic_message};
 
 type Listener = Arc<dyn Fn(Arc<Event>) -> BoxFuture<'static, Outcome> + Send + Sync>;
 
@@ -195,11 +195,7 @@ impl Listeners {
 async fn caught<O: Into<Outcome>>(panicked: &str, code: impl Future<Output = O>) -> Outcome {
     match AssertUnwindSafe(code).catch_unwind().await {
         Ok(outcome) => outcome.into(),
-        Err(panic) => {
-            let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-            let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-            Outcome::Failed(Failure::transient("panicked", panicked).cause(text))
-        }
+        Err(panic) => Outcome::Failed(Failure::transient("panicked", panicked).cause(panic_message(&*panic))),
     }
 }
 

@@ -1,6 +1,6 @@
 use axum::http::StatusCode;
 use posthaste_api::DeadLetterStatus;
-use posthaste_hub::{LetterFilter, PageRequest, Settings, SubscriptionFilter};
+use posthaste_hub::{DeadLetterFilter, PageRequest, Settings, SubscriptionFilter};
 
 use crate::support::{
     Subscriber, ask, assert_counted, execute, header, impatient, open, publish, start, subscribe, until,
@@ -103,14 +103,14 @@ async fn a_record_that_the_bus_cannot_read_is_quarantined_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unreadable_letter_keeps_no_other_from_being_retried() {
+async fn an_unreadable_dead_letter_keeps_no_other_from_being_retried() {
     let world = start(impatient()).await;
     let subscriber = Subscriber::default();
     subscribe(&world.hub, "*", "all", &format!("http://{}/hook", subscriber.start().await), None).await;
     subscriber.answer(StatusCode::SERVICE_UNAVAILABLE);
     let bad = publish(&world.hub, EVENT).await;
     let good = publish(&world.hub, EVENT).await;
-    let all = LetterFilter { status: None, ..LetterFilter::default() };
+    let all = DeadLetterFilter { status: None, ..DeadLetterFilter::default() };
     until("both are dead letters", async || (world.hub.dead_letters(&all).await.unwrap().total == 2).then_some(()))
         .await;
     let damage = format!("UPDATE dlt_event SET attempts = -1 WHERE event_id = '{bad}'");

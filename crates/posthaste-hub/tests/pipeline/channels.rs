@@ -83,7 +83,8 @@ async fn a_row_inserted_by_plain_sql_owns_its_topic_before_it_is_due() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_more_channels_are_made_than_the_limit_also_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
-    let settings = Settings { max_channels: 2, ..Settings::default() };
+    let mut settings = Settings::default();
+    settings.bus.max_channels = 2;
     let hub = open(folder.path(), settings.clone()).await;
     let answers = hub.ingest().publish(vec![event_of("one"), event_of("two"), event_of("three")], false).await;
     let answers = answers.unwrap();

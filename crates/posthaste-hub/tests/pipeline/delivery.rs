@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use posthaste_api::{AuthIn, DeadLetterStatus, EventIn, Trigger};
-use posthaste_hub::{Accepted, LetterFilter, Settings};
+use posthaste_hub::{Accepted, DeadLetterFilter, Settings};
 
 use crate::support::{Subscriber, header, impatient, open, publish, start, subscribe, until};
 
@@ -86,7 +86,7 @@ async fn a_failing_endpoint_is_retried_dead_lettered_and_recovers_by_itself() {
     // The first attempt and three retries, then the scheduler's first.
     subscriber.wait_for(5).await;
     subscriber.answer(StatusCode::OK);
-    let all = LetterFilter { status: None, ..LetterFilter::default() };
+    let all = DeadLetterFilter { status: None, ..DeadLetterFilter::default() };
     let letter = until("the letter is processed", async || {
         let page = world.hub.dead_letters(&all).await.unwrap();
         page.items.into_iter().find(|letter| letter.status == DeadLetterStatus::Processed)
@@ -117,7 +117,8 @@ async fn an_exhausted_letter_stays_failed_until_it_is_replayed() {
     subscribe(&world.hub, "order.placed", "orders", &endpoint, None).await;
     subscriber.answer(StatusCode::INTERNAL_SERVER_ERROR);
     publish(&world.hub, r#"{"eventType":"order.placed","sourceService":"shop","payload":null}"#).await;
-    let failed = LetterFilter { status: Some(posthaste_hub::LetterStatus::Failed), ..LetterFilter::default() };
+    let failed =
+        DeadLetterFilter { status: Some(posthaste_hub::DeadLetterStatus::Failed), ..DeadLetterFilter::default() };
     let letter = until("the letter is exhausted", async || {
         let page = world.hub.dead_letters(&failed).await.unwrap();
         page.items.into_iter().find(|letter| letter.retry_count == 3)
@@ -156,7 +157,7 @@ async fn credentials_that_cannot_be_opened_wait_as_dead_letters_and_stop_nobody(
     let id = publish(&hub, r#"{"eventType":"sealed","sourceService":"s","payload":1}"#).await;
     publish(&hub, r#"{"eventType":"open","sourceService":"s","payload":2}"#).await;
     open_to_all.wait_for(1).await;
-    let new = LetterFilter { status: Some(posthaste_hub::LetterStatus::New), ..LetterFilter::default() };
+    let new = DeadLetterFilter { status: Some(posthaste_hub::DeadLetterStatus::New), ..DeadLetterFilter::default() };
     let letter = until("the letter waits", async || hub.dead_letters(&new).await.unwrap().items.pop()).await;
     assert_eq!((letter.message_id, letter.error_code.as_deref(), letter.retry_count), (id, Some("sealed"), 0));
     assert!(sealed.received().is_empty());
@@ -181,7 +182,7 @@ async fn a_hanging_endpoint_does_not_hold_up_its_neighbour() {
         let burst: Vec<_> = (0..1_000).map(|_| event("slow")).collect();
         world.hub.ingest().publish(burst, false).await.unwrap();
     }
-    let all = LetterFilter { status: None, ..LetterFilter::default() };
+    let all = DeadLetterFilter { status: None, ..DeadLetterFilter::default() };
     until("the slow one spills", async || (world.hub.dead_letters(&all).await.unwrap().total > 3_000).then_some(()))
         .await;
     let started = tokio::time::Instant::now();

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use posthaste_api::EventIn;
 use posthaste_hub::{Hub, PartStatus, Settings};
-use posthaste_sql::sqlite::Database;
+use posthaste_sql::sqlite::HubDatabase;
 
 use crate::support::{Subscriber, header, open_database, open_on, publish, start, subscribe, until};
 
@@ -28,8 +28,8 @@ async fn until_ready(hub: &Hub) {
 }
 
 /// Limits how many pages the file may have, as a disk of that size would.
-async fn limit_pages(database: &Database, pages: &'static str) {
-    let limit = database.write("limit the file", move |connection| {
+async fn limit_pages(database: &HubDatabase, pages: &'static str) {
+    let limit = database.database().write("limit the file", move |connection| {
         Box::pin(async move { sqlx::raw_sql(pages).execute(connection).await.map(|_| ()) })
     });
     limit.await.unwrap();
@@ -60,7 +60,7 @@ async fn a_database_that_takes_no_writes_is_named_until_it_does() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_stands_still_while_work_waits_is_named_until_it_goes_on() {
+async fn a_relay_that_stalls_while_work_waits_is_named_until_it_goes_on() {
     let mut settings = Settings::default();
     settings.outbox.lease = Duration::from_secs(3);
     let world = start(settings).await;

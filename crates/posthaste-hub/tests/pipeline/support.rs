@@ -11,7 +11,7 @@ use axum::routing::post;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use posthaste_api::{AuthIn, EventIn, EventKey, SubscriptionIn};
 use posthaste_hub::{Accepted, Hub, Parts, Sealer, Settings};
-use posthaste_sql::sqlite::Database;
+use posthaste_sql::sqlite::HubDatabase;
 use posthaste_webhook::{Client, ClientOptions};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Sqlite};
@@ -89,17 +89,18 @@ pub async fn open(folder: &Path, settings: Settings) -> Hub {
     open_on(folder, open_database(folder).await, settings).await
 }
 
-pub async fn open_database(folder: &Path) -> Database {
-    Database::open(&format!("sqlite://{}", folder.join("hub.db").display())).await.unwrap()
+pub async fn open_database(folder: &Path) -> Arc<HubDatabase> {
+    let url = format!("sqlite://{}", folder.join("hub.db").display());
+    Arc::new(HubDatabase::open(&url).await.unwrap())
 }
 
-pub async fn open_on(folder: &Path, database: Database, settings: Settings) -> Hub {
+pub async fn open_on(folder: &Path, database: Arc<HubDatabase>, settings: Settings) -> Hub {
     // Before anything is counted or logged.
     metrics();
     log();
     let sealer = Sealer::open(&folder.join("hub.key")).unwrap();
     let client = Client::new(ClientOptions::default());
-    Hub::start(Parts { database, client, sealer, settings, alone: true }).await.unwrap()
+    Hub::start(Parts { database, client, sealer, settings }).await.unwrap()
 }
 
 /// Dead letters become due fast, so that a test sees their whole life.

@@ -3,6 +3,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
+use posthaste_core::hub_store::Schema;
 use posthaste_core::outbox::TableName;
 use posthaste_core::{FaultKind, StoreError};
 use sqlx::AssertSqlSafe;
@@ -71,15 +72,6 @@ pub enum OpenError {
     Migration(#[source] sqlx::migrate::MigrateError),
 }
 
-/// Where the schema of a database stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Schema {
-    /// The newest migration that was made; `None` in a database without any of ours.
-    pub found: Option<i64>,
-    /// The newest migration that this program knows.
-    pub known: i64,
-}
-
 impl Database {
     /// Opens the file, making it where it is missing.
     pub async fn open(url: &str) -> Result<Self, OpenError> {
@@ -87,7 +79,7 @@ impl Database {
         Self::open_with(options.map_err(|source| OpenError::BadUrl { url: url.to_owned(), source })?).await
     }
 
-    /// Opens the file that somebody else's connections are made for.
+    /// Opens the file of these options, beside the connections of a service.
     pub(super) async fn open_with(options: SqliteConnectOptions) -> Result<Self, OpenError> {
         let options = options
             .create_if_missing(true)
@@ -97,7 +89,7 @@ impl Database {
             .busy_timeout(BUSY_TIMEOUT)
             .pragma("cache_size", "-16000")
             .pragma("temp_store", "memory")
-            // Read ahead, so that whoever reads is not woken for every few rows; not by more, because rows may be large.
+            // Read ahead, so that a reader is not woken for every few rows; not by more, because rows may be large.
             .row_buffer_size(128)
             // Multi-row statements come in as many shapes as there are row counts up to the chunk size.
             .statement_cache_capacity(600);
@@ -111,13 +103,13 @@ impl Database {
         Ok(Self { readers, operators, writer, writer_lock })
     }
 
-    /// Where the schema of the hub stands, without changing it.
+    /// The schema of the hub tables, without changing it.
     pub async fn schema(&self) -> Result<Schema, StoreError> {
         let migrator = migrations::hub();
         Ok(Schema { found: self.newest_of(&migrator).await?, known: newest(&migrator) })
     }
 
-    /// Brings log, dead letters and registry up to date.
+    /// Brings the hub tables up to date: log, dead letters, registry and channels.
     pub async fn migrate_hub(&self) -> Result<(), OpenError> {
         let migrator = migrations::hub();
         let known = newest(&migrator);
@@ -127,7 +119,7 @@ impl Database {
         })
     }
 
-    /// Brings a table of the library up to date; who finds it so need not write.
+    /// Brings a table of the library up to date. A process that finds it up to date writes nothing.
     pub(super) async fn migrate(
         &self,
         table: &TableName,
@@ -153,7 +145,7 @@ impl Database {
         read.await.map_err(|error| store_error("read the version of the schema", error))
     }
 
-    /// Held by whoever writes to the file.
+    /// The lock that a task of this process holds while it writes to the file.
     pub(super) fn writer_lock(&self) -> &WriterLock {
         &self.writer_lock
     }
@@ -169,7 +161,7 @@ impl Database {
         &self.operators
     }
 
-    /// Whether something could be written now: the writer answers, and the file's lock can be had.
+    /// Fails if nothing could be written now: because the writer does not answer, or the file stays locked.
     pub async fn check(&self) -> Result<(), StoreError> {
         self.write("reach the database", |_| Box::pin(async { Ok(()) })).await
     }
@@ -202,6 +194,20 @@ impl Database {
             WriteError::Undone(error) => store_error(doing, error),
             WriteError::Unknown(error) => StoreError::new(doing, FaultKind::OutcomeUnknown, error),
         })
+    }
+
+    /// The same for a job with arguments, which several runs of it share.
+    pub(super) async fn write_with<A, T, F>(&self, doing: &'static str, arguments: A, job: F) -> Result<T, StoreError>
+    where
+        A: Send + Sync + 'static,
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut SqliteConnection, Arc<A>) -> BoxFuture<'c, Result<T, sqlx::Error>>
+            + Send
+            + Sync
+            + 'static,
+    {
+        let arguments = Arc::new(arguments);
+        self.write(doing, move |connection| job(connection, arguments.clone())).await
     }
 
     /// Waits for queued writes, then closes the file.

@@ -2,35 +2,33 @@
 
 mod append;
 mod consumer;
-mod holdings;
 mod inspect;
 mod leases;
 mod quarantine;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::bus::{Bus, Consumer, Record, Topics};
-use posthaste_core::{FaultKind, StoreError, Wakeup};
+use posthaste_core::{FaultKind, StoreError, Wakeup, lock};
 
 use super::Database;
 
-pub use inspect::{Backlog, GroupProgress, LogEntry, TopicState};
-
-/// The bus on SQLite. Clones share one log and know of each other's appends at once.
+/// The bus on SQLite. Clones share one log: a consumer of one is woken by the appends of another.
 #[derive(Clone)]
 pub struct Log(Arc<Inner>);
 
 /// How a log is laid out and read.
 #[derive(Clone, Debug)]
 pub struct LogOptions {
-    /// How many partitions a topic is made with; those that exist keep theirs. One process reads a SQLite file, so one
-    /// is the default: more would only make more rows to look at.
+    /// How many partitions a new topic has; existing topics keep theirs. The default is one, because one process reads a
+    /// SQLite file: more would only make more rows to look at.
     pub partitions: u32,
-    /// After this long without a sign of life a consumer's partitions may be taken by another of its group.
+    /// The lease of a partition. When a consumer has not renewed it for this long, another consumer of the group may lease
+    /// the partition.
     pub lease: Duration,
 }
 
@@ -48,12 +46,13 @@ struct Inner {
     subscriptions: Mutex<Vec<Weak<Subscription>>>,
 }
 
-/// What a consumer reads, and how the rest of this process tells it that there is something new.
+/// What a consumer reads, and how the rest of this process wakes it.
 struct Subscription {
     group: String,
     topics: Topics,
     wakeup: Wakeup,
-    /// A matching topic was made or a partition of the group given up in this process since the consumer last looked.
+    /// True if this process has made a topic that the consumer reads, or released a partition of its group, since the
+    /// consumer last looked.
     partitions_changed: AtomicBool,
 }
 
@@ -64,12 +63,8 @@ impl Log {
         Self(Arc::new(Inner { database, options, partitions: Mutex::default(), subscriptions: Mutex::default() }))
     }
 
-    pub(super) fn database(&self) -> &Database {
-        &self.0.database
-    }
-
-    /// Ends all leases of all groups. Only for a process that knows it is alone with this file: consumers of a process
-    /// that was killed would otherwise keep theirs until they expire.
+    /// Ends all leases of all groups. Only for a process that knows that no other process uses the file: the consumers of a
+    /// process that was killed would otherwise keep theirs until they expire.
     pub async fn void_leases(&self) -> Result<(), StoreError> {
         leases::void(&self.0.database).await?;
         self.partitions_changed(|_| true);
@@ -114,7 +109,7 @@ impl Bus for Log {
         if count == 0 {
             return Vec::new();
         }
-        // One transaction holds them all, so they share one answer.
+        // All are in one transaction, so they share one answer.
         vec![self.append(records).await.map_err(Arc::new); count]
     }
 
@@ -130,12 +125,7 @@ impl Bus for Log {
     }
 }
 
-/// Nothing panics while it holds one of these locks half-way through a change, so a poisoned one is as good as any.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// For what this crate wrote into the database itself and can no longer read.
+/// The error for a value that this crate cannot write or read as JSON.
 fn unreadable(doing: &'static str, source: impl Into<posthaste_core::BoxError>) -> StoreError {
     StoreError::new(doing, FaultKind::Permanent, source)
 }

@@ -3,10 +3,12 @@
 mod channels;
 mod clock;
 mod database;
+mod dead_letters;
 mod errors;
+mod file_lock;
+mod hub_database;
 mod inbox;
-mod lag;
-mod letters;
+mod json;
 mod log;
 mod migrations;
 mod outbox;
@@ -17,11 +19,12 @@ mod writer_lock;
 
 pub mod probe;
 
-pub use channels::{Admission, ChannelStore, Refusal};
-pub use database::{Database, OpenError, Schema, file_of};
+pub use channels::ChannelTable;
+pub use database::{Database, OpenError, file_of};
+pub use dead_letters::DeadLetterTable;
+pub use hub_database::HubDatabase;
 pub use inbox::Inbox;
-pub use letters::Letters;
-pub use log::{Backlog, GroupProgress, Log, LogEntry, LogOptions, TopicState};
+pub use log::{Log, LogOptions};
 pub use migrations::migrations;
-pub use outbox::{Ingested, OutboxStore, Transaction};
-pub use registry::Registry;
+pub use outbox::{OutboxStore, Transaction};
+pub use registry::RegistryTables;

@@ -3,7 +3,6 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use posthaste_core::outbox::{DeadHead, Mode, Notifier, OpenError, Pool, Store, TableName};
 use posthaste_core::{FaultKind, StoreError};
-use serde::Serialize;
 use sqlx::AssertSqlSafe;
 use sqlx::sqlite::SqlitePool;
 
@@ -25,7 +24,6 @@ mod transaction;
 mod undecodable;
 mod write;
 
-pub use ingest::Ingested;
 pub use transaction::Transaction;
 
 /// An outbox table on SQLite, in the service's own file.
@@ -122,11 +120,6 @@ pub(super) fn fill(template: &str, table: &TableName, mode: Mode) -> String {
     };
     let template = migrations::fill(template, table).replace("{unfinished}", unfinished);
     template.replace("{now_ms}", NOW_MS).replace("{now}", NOW_TEXT)
-}
-
-/// Many values as one bind, a JSON array.
-fn json(values: &(impl Serialize + ?Sized)) -> Result<String, sqlx::Error> {
-    serde_json::to_string(values).map_err(|error| sqlx::Error::Encode(error.into()))
 }
 
 impl Store for OutboxStore {

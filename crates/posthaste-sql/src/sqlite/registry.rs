@@ -1,20 +1,22 @@
+use std::sync::Arc;
+
+use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use posthaste_core::StoreError;
+use posthaste_core::hub_store::{Definition, Page, PageRequest, Registry, RegistryError, Subscription};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, QueryBuilder, Sqlite};
 
-use super::clock::{NOW_MS, time};
 use super::database::Database;
-use super::errors::store_error;
+use super::errors::doing;
 use super::unreadable::readable;
-use crate::registry::{Definition, Page, PageRequest, RegistryError, Subscription};
 
 mod definitions;
 mod subscriptions;
 
-/// Event definitions and subscriptions, with one number that rises with every change.
+/// The registry of the hub, in the tables `event_definition` and `subscription`.
 #[derive(Clone)]
-pub struct Registry {
+pub struct RegistryTables {
     database: Database,
 }
 
@@ -40,22 +42,22 @@ impl From<Refusal> for RegistryError {
     }
 }
 
-impl Registry {
-    /// The registry of this database.
+#[async_trait]
+impl Registry for RegistryTables {
+    async fn version(&self) -> Result<i64, StoreError> {
+        let version = sqlx::query_scalar(VERSION).fetch_one(self.database.readers());
+        doing("read the version of the registry", version).await
+    }
+
+    async fn load_active(&self) -> Result<(i64, Vec<(Definition, Subscription)>), StoreError> {
+        doing("load the active subscriptions", self.read_active()).await
+    }
+}
+
+impl RegistryTables {
+    /// The registry of a database whose hub tables are up to date.
     pub fn new(database: Database) -> Self {
         Self { database }
-    }
-
-    /// Rises with every change: while it stands still, what [`load_active`](Self::load_active) answered is true.
-    pub async fn version(&self) -> Result<i64, StoreError> {
-        let version = sqlx::query_scalar(VERSION).fetch_one(self.database.readers()).await;
-        version.map_err(|error| store_error("read the version of the registry", error))
-    }
-
-    /// Every active subscription with its definition, oldest first, and the version at which that holds. A row that
-    /// cannot be read is reported and left out.
-    pub async fn load_active(&self) -> Result<(i64, Vec<(Definition, Subscription)>), StoreError> {
-        self.read_active().await.map_err(|error| store_error("load the active subscriptions", error))
     }
 
     async fn read_active(&self) -> Result<(i64, Vec<(Definition, Subscription)>), sqlx::Error> {
@@ -75,20 +77,21 @@ impl Registry {
         Ok((version, readable("subscription", &rows, definitions::COLUMN_COUNT, pair)))
     }
 
-    /// Makes one change; when it was not refused, the registry's version rises in the same transaction.
-    async fn change<T, F>(&self, doing: &'static str, change: F) -> Result<T, RegistryError>
+    /// Makes one change. Unless it is refused, the version of the registry rises in the same transaction.
+    async fn change<A, T, F>(&self, doing: &'static str, arguments: A, change: F) -> Result<T, RegistryError>
     where
+        A: Send + Sync + 'static,
         T: Send + 'static,
-        F: for<'c> Fn(&'c mut SqliteConnection) -> BoxFuture<'c, Result<Result<T, Refusal>, sqlx::Error>>
+        F: for<'c> Fn(&'c mut SqliteConnection, Arc<A>) -> BoxFuture<'c, Result<Result<T, Refusal>, sqlx::Error>>
             + Clone
             + Send
             + Sync
             + 'static,
     {
-        let changed = self.database.write(doing, move |connection| {
+        let changed = self.database.write_with(doing, arguments, move |connection, arguments| {
             let change = change.clone();
             Box::pin(async move {
-                let changed = change(&mut *connection).await?;
+                let changed = change(&mut *connection, arguments).await?;
                 if changed.is_ok() {
                     raise_version(connection).await?;
                 }
@@ -105,7 +108,7 @@ async fn raise_version(connection: &mut SqliteConnection) -> Result<(), sqlx::Er
     sqlx::query("UPDATE registry_version SET version = version + 1").execute(connection).await.map(|_| ())
 }
 
-/// The version that stands, checked against the one that the caller expects.
+/// Refuses a change of a row that is not there or not at the version that the caller expects.
 async fn check_version(
     connection: &mut SqliteConnection,
     select: &'static str,

@@ -4,12 +4,13 @@
 
 use std::fmt::Display;
 
+use posthaste_core::metric_names::UNREADABLE_ROWS;
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 
 /// Logs and counts a row that is left out.
 pub(super) fn report(table: &'static str, key: &str, error: &dyn Display) {
-    metrics::counter!("posthaste_unreadable_rows_total", "table" => table).increment(1);
+    metrics::counter!(UNREADABLE_ROWS, "table" => table).increment(1);
     tracing::error!(table, key, %error, "a row cannot be read and is left out: correct or delete it");
 }
 
@@ -24,7 +25,7 @@ pub(super) fn readable<T>(
     rows.iter().filter_map(read).collect()
 }
 
-/// What a column holds, as text, whatever its type is.
+/// The value of a column as text, whatever its type is.
 pub(super) fn text(row: &SqliteRow, column: usize) -> String {
     let bytes = row.try_get_unchecked::<Option<Vec<u8>>, _>(column).ok().flatten().unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()

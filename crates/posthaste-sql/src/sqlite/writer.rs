@@ -1,11 +1,11 @@
-use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use posthaste_core::heartbeat;
+use posthaste_core::metric_names::HUB_TASK_PANICS;
+use posthaste_core::{Backoff, heartbeat, panic_message};
 use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{ConnectOptions, Connection};
@@ -18,8 +18,9 @@ use super::writer_lock::{BUSY_TIMEOUT, WriterLock};
 /// How many jobs share one commit at most: bounds how long the first of them waits.
 const GROUP: usize = 256;
 
-/// How long the writer waits before it connects anew.
-const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
+/// How long the writer waits before it connects again.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The one connection that writes, behind a queue. Jobs that wait together commit together.
 #[derive(Clone)]
@@ -39,7 +40,7 @@ pub(super) enum WriteError {
     /// Nothing of it is in the database.
     #[error(transparent)]
     Undone(sqlx::Error),
-    /// It may be in the database: the commit failed on its way to the disk, or nobody said what became of it.
+    /// It may be in the database: the commit failed on its way to the disk, or was never answered.
     #[error(transparent)]
     Unknown(sqlx::Error),
 }
@@ -74,7 +75,7 @@ where
             (Ok(()), None) => Err(WriteError::Unknown(sqlx::Error::WorkerCrashed)),
             (Err(error), _) => Err(error),
         };
-        // Whoever asked may have gone; the write stands all the same.
+        // The caller may have stopped waiting; the write has committed all the same.
         let _ = self.reply.send(answer);
     }
 }
@@ -141,11 +142,12 @@ async fn keep_serving(
     loop {
         let serving = AssertUnwindSafe(serve(connection, writer_lock.clone(), &mut requests)).catch_unwind();
         let Err(panic) = serving.await else { return };
-        metrics::counter!("posthaste_task_panics_total", "task" => "sqlite-writer").increment(1);
-        tracing::error!(panic = message(&*panic), "the SQLite writer panicked and connects anew");
+        metrics::counter!(HUB_TASK_PANICS, "task" => "sqlite-writer").increment(1);
+        tracing::error!(panic = panic_message(&*panic), "the SQLite writer panicked and connects anew");
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         connection = loop {
-            // A short pause each time: a panic or a refusal that repeats must not take the processor.
-            sleep(RECONNECT_PAUSE).await;
+            // A pause each time: a panic or a refusal that repeats must not take the processor.
+            sleep(backoff.next_pause()).await;
             match connect(&options).await {
                 Ok(connection) => break connection,
                 Err(error) => tracing::error!(%error, "the SQLite writer cannot connect; trying again"),
@@ -156,7 +158,7 @@ async fn keep_serving(
 
 async fn serve(mut connection: SqliteConnection, writer_lock: WriterLock, requests: &mut mpsc::Receiver<Request>) {
     while let Some(request) = requests.recv().await {
-        // Whoever holds it for longer holds the lock of the file as well: then SQLite says so.
+        // A task that has it for longer also has the lock of the file: then the next statement fails as busy.
         let _permit = writer_lock.acquire(BUSY_TIMEOUT).await;
         let mut group = Vec::new();
         let mut next = Some(request);
@@ -261,11 +263,11 @@ async fn run_and_commit(connection: &mut SqliteConnection, group: &mut [Box<dyn 
 
 async fn run_all(connection: &mut SqliteConnection, group: &mut [Box<dyn Job>]) -> Result<(), sqlx::Error> {
     for job in group {
-        // A job is somebody else's code, and this task is everybody's only way to the file. What a panic leaves
+        // A panic of one job must not end this task, which is the only writer of the file. What a panic leaves
         // half-done is in the transaction, which the caller rolls back, and in the job, which is only answered then.
         match AssertUnwindSafe(job.run(connection)).catch_unwind().await {
             Ok(done) => done?,
-            Err(panic) => return Err(sqlx::Error::Protocol(format!("the write panicked: {}", message(&*panic)))),
+            Err(panic) => return Err(sqlx::Error::Protocol(format!("the write panicked: {}", panic_message(&*panic)))),
         }
     }
     Ok(())
@@ -277,11 +279,6 @@ async fn commit(connection: &mut SqliteConnection) -> Result<(), WriteError> {
         true => WriteError::Undone(error),
         false => WriteError::Unknown(error),
     })
-}
-
-fn message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
 }
 
 #[cfg(test)]

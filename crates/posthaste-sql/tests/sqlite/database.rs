@@ -1,16 +1,20 @@
 //! What the connections of one file are for.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste_core::bus::{Bus, Record, Topics};
+use posthaste_core::hub_store::{
+    BusInspector, DeadLetterFilter, DeadLetterQueries, DeadLetterReplays, DeadLetterSource, DeadLetterStatus,
+    DefinitionStore, PageRequest, Registry, SubscriptionFilter, SubscriptionStore,
+};
 use posthaste_core::outbox::{Mode, OperatorStore, Reader};
 use posthaste_core::{FaultKind, Source};
-use posthaste_sql::letters::{LetterFilter, LetterStatus};
-use posthaste_sql::registry::{PageRequest, SubscriptionFilter};
-use posthaste_sql::sqlite::{Letters, Log, LogOptions, Registry};
+use posthaste_sql::sqlite::{DeadLetterTable, Log, LogOptions, RegistryTables};
+use posthaste_testing::hub_laws::dead_letters::dead_letter;
 use sqlx::sqlite::{Sqlite, SqlitePool};
 
-use crate::support::{File, LEASE, event, letter, outbox};
+use crate::support::{File, LEASE, event, outbox};
 
 /// Every connection of the pool, so that nobody else gets one.
 async fn all_of(pool: &SqlitePool) -> Vec<sqlx::pool::PoolConnection<Sqlite>> {
@@ -27,10 +31,11 @@ async fn what_people_ask_and_what_moves_events_do_not_wait_for_each_other() {
     let database = file.open().await;
     database.migrate_hub().await.unwrap();
     let outbox = outbox(&database, Reader::Channels, Mode::SingleNode).await;
-    let (letters, registry) = (Letters::new(database.clone(), LEASE), Registry::new(database.clone()));
+    let (letters, registry) = (DeadLetterTable::new(database.clone()), RegistryTables::new(database.clone()));
+    let source = DeadLetterSource::new(Arc::new(letters.clone()), LEASE);
     let log = Log::new(database.clone(), LogOptions::default());
     outbox.store().ingest(vec![event("1", "t", "{}")]).await.unwrap();
-    letters.intake(vec![letter("1")]).await.unwrap();
+    source.insert(vec![dead_letter("1")]).await.unwrap();
     let value = bytes::Bytes::from_static(b"value");
     let record = Record { topic: "topic".into(), route: 0, key: "1".to_owned(), value, headers: Vec::new() };
     log.publish(vec![record]).await.remove(0).unwrap();
@@ -41,7 +46,7 @@ async fn what_people_ask_and_what_moves_events_do_not_wait_for_each_other() {
         assert_eq!(outbox.channel_source("t").claim(1).await.unwrap().items.len(), 1);
         let consumer = log.subscribe("group", Topics::Prefix(String::new())).await.unwrap();
         assert_eq!(consumer.fetch(1).await.unwrap().len(), 1);
-        assert_eq!(letters.claim(1).await.unwrap().items.len(), 1);
+        assert_eq!(source.claim(1).await.unwrap().items.len(), 1);
         assert_eq!(registry.version().await.unwrap(), registry.load_active().await.unwrap().0);
     };
     tokio::time::timeout(Duration::from_secs(20), pipeline).await.expect("the pipeline waits for people");
@@ -49,10 +54,10 @@ async fn what_people_ask_and_what_moves_events_do_not_wait_for_each_other() {
 
     let _moving = all_of(database.readers()).await;
     let people = async {
-        let id = letters.list(&LetterFilter::default()).await.unwrap().items.remove(0).id;
+        let id = letters.list(&DeadLetterFilter::default()).await.unwrap().items.remove(0).id;
         assert!(letters.get(&id).await.unwrap().is_some());
         assert_eq!(letters.of_event("event-1").await.unwrap().len(), 1);
-        assert_eq!(letters.depth_by_status().await.unwrap()[0], (LetterStatus::New, 1));
+        assert_eq!(letters.depth_by_status().await.unwrap()[0], (DeadLetterStatus::New, 1));
         assert_eq!(letters.replay_results("nobody").await.unwrap().pending, 0);
         assert_eq!((log.records_of("1").await.unwrap().len(), log.topics().await.unwrap().len()), (1, 1));
         assert_eq!(log.quarantined_count().await.unwrap(), 0);

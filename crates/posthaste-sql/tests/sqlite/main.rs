@@ -2,12 +2,11 @@
 //! databases have in common is tested in `posthaste`.
 
 mod database;
+mod dead_letters;
 mod foreign;
-mod ingest;
-mod letters;
-mod letters_laws;
+mod hub_database;
+mod hub_laws;
 mod migrations;
 mod outbox;
-mod registry;
 mod support;
 mod transactions;

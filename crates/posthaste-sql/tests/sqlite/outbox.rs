@@ -4,10 +4,10 @@
 use std::process::{Command, Stdio};
 
 use chrono::Utc;
+use posthaste_core::hub_store::Ingested;
 use posthaste_core::outbox::{DeadFilter, Mode, OpenError, OperatorStore, OutboxStatus, Reader, Store, Table};
 use posthaste_core::{Disposition, Event, Settled, Source};
 use posthaste_sql::TableName;
-use posthaste_sql::sqlite::Ingested;
 
 use crate::support::{File, LEASE, MODES, event, execute, settle, try_execute};
 

@@ -2,11 +2,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use posthaste_core::outbox::{Mode, OutboxItem, Reader, Table};
 use posthaste_core::{Claimed, Disposition, Event, Settled, Settlement, Source, StoreError};
 use posthaste_sql::TableName;
-use posthaste_sql::letters::NewLetter;
 use posthaste_sql::sqlite::{Database, OutboxStore};
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
 use tempfile::TempDir;
@@ -30,7 +28,11 @@ impl File {
 
     /// The file as another process would see it: connections of its own.
     pub async fn open(&self) -> Database {
-        Database::open(&format!("sqlite://{}", self.path().display())).await.unwrap()
+        Database::open(&self.url()).await.unwrap()
+    }
+
+    pub fn url(&self) -> String {
+        format!("sqlite://{}", self.path().display())
     }
 
     /// The pool of the service that owns this file.
@@ -93,24 +95,4 @@ pub async fn try_execute(database: &Database, sql: &'static str) -> Result<(), S
 pub async fn settle<S: Source>(source: &S, claimed: &Claimed<S::Item>, disposition: Disposition) -> Settled {
     let settlement = Settlement { claimed, disposition: &disposition, took: Duration::from_millis(12) };
     source.settle(&[settlement]).await.unwrap()[0]
-}
-
-pub fn letter(delivery_id: &str) -> NewLetter {
-    NewLetter {
-        delivery_id: delivery_id.to_owned(),
-        event_id: format!("event-{delivery_id}"),
-        subscription_id: "subscription".to_owned(),
-        subscriber_id: "billing".to_owned(),
-        event_type: "order.placed".to_owned(),
-        domain: "organization".to_owned(),
-        endpoint: "https://billing.example/hook".to_owned(),
-        envelope: Bytes::from_static(b"\x00envelope"),
-        readable: format!("{{\"delivery\":\"{delivery_id}\"}}"),
-        attempts: 4,
-        error: "HTTP 503 from the endpoint".to_owned(),
-        error_code: "503".to_owned(),
-        error_cause: None,
-        first_failed_at: chrono::DateTime::from_timestamp_millis(1_750_000_000_000).unwrap(),
-        first_delay: Some(Duration::ZERO),
-    }
 }

@@ -2,13 +2,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use posthaste_core::StoreError;
 use posthaste_core::bus::Record;
+use posthaste_core::{StoreError, lock};
 use sqlx::AssertSqlSafe;
 use sqlx::sqlite::SqliteConnection;
 
-use super::super::errors::store_error;
-use super::{Log, headers_to_text, lock, unreadable};
+use super::{Log, headers_to_text, unreadable};
+use crate::sqlite::errors::store_error;
 
 /// How many rows a statement inserts: many, because each costs a hop to another thread; and at most this, so that the
 /// prepared statements of all row counts stay in the cache.
@@ -22,17 +22,17 @@ const MAKE_PARTITIONS: &str = "
 const PARTITIONS: &str = "
     SELECT topic, id FROM log_partition WHERE topic IN (SELECT value FROM json_each(?1)) ORDER BY topic, partition";
 
-/// Takes offsets for an append: the counters move in the transaction that inserts the records.
-const TAKE_OFFSETS: &str = "
+/// Assigns offsets to an append: the counters move in the transaction that inserts the records.
+const ASSIGN_OFFSETS: &str = "
     UPDATE log_partition SET next_offset = next_offset + append.count
     FROM (SELECT value ->> 0 AS id, value ->> 1 AS count FROM json_each(?1)) AS append
     WHERE log_partition.id = append.id
     RETURNING id, next_offset";
 
-/// Records on their way into the log, those of one partition side by side.
+/// Records to be appended, sorted by partition.
 struct Append {
     rows: Vec<Row>,
-    /// Partition → how many of the rows are its.
+    /// Partition → how many of the rows it gets.
     counts: BTreeMap<i64, i64>,
 }
 
@@ -50,14 +50,11 @@ impl Log {
         let topics: BTreeSet<Arc<str>> = records.iter().map(|record| Arc::clone(&record.topic)).collect();
         let partitions = self.partitions_of(&topics).await?;
         let append = Append::of(records, &partitions).map_err(|error| store_error(DOING, error))?;
-        let append = Arc::new(append);
-        self.0
+        let write = self
+            .0
             .database
-            .write(DOING, move |connection| {
-                let append = Arc::clone(&append);
-                Box::pin(async move { append.write(connection).await })
-            })
-            .await?;
+            .write_with(DOING, append, |connection, append| Box::pin(async move { append.write(connection).await }));
+        write.await?;
         self.wake_readers_of(&topics);
         Ok(())
     }
@@ -86,18 +83,14 @@ impl Log {
         let numbers = serde_json::to_string(&numbers).map_err(|error| unreadable(DOING, error))?;
         let list = serde_json::to_string(&names).map_err(|error| unreadable(DOING, error))?;
         let mut ids: HashMap<String, Vec<i64>> = HashMap::new();
-        for (topic, id) in self
-            .0
-            .database
-            .write(DOING, move |connection| {
-                let (list, numbers) = (list.clone(), numbers.clone());
-                Box::pin(async move {
-                    sqlx::query(MAKE_PARTITIONS).bind(&list).bind(numbers).execute(&mut *connection).await?;
-                    sqlx::query_as::<_, (String, i64)>(PARTITIONS).bind(list).fetch_all(connection).await
-                })
+        let make = self.0.database.write_with(DOING, (list, numbers), |connection, arguments| {
+            Box::pin(async move {
+                let (list, numbers) = &*arguments;
+                sqlx::query(MAKE_PARTITIONS).bind(list).bind(numbers).execute(&mut *connection).await?;
+                sqlx::query_as::<_, (String, i64)>(PARTITIONS).bind(list).fetch_all(connection).await
             })
-            .await?
-        {
+        });
+        for (topic, id) in make.await? {
             ids.entry(topic).or_default().push(id);
         }
         let made: HashMap<Arc<str>, Arc<[i64]>> =
@@ -129,8 +122,8 @@ impl Append {
         let counts: Vec<(i64, i64)> = self.counts.iter().map(|(&id, &count)| (id, count)).collect();
         let counts = serde_json::to_string(&counts).map_err(encode_error)?;
         let mut offsets: HashMap<i64, i64> = HashMap::new();
-        let taken: Vec<(i64, i64)> = sqlx::query_as(TAKE_OFFSETS).bind(counts).fetch_all(&mut *connection).await?;
-        for (id, next_offset) in taken {
+        let assigned: Vec<(i64, i64)> = sqlx::query_as(ASSIGN_OFFSETS).bind(counts).fetch_all(&mut *connection).await?;
+        for (id, next_offset) in assigned {
             offsets.insert(id, next_offset - self.counts[&id]);
         }
         for rows in self.rows.chunks(CHUNK) {

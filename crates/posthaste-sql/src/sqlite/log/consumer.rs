@@ -1,23 +1,24 @@
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::TryStreamExt;
-use posthaste_core::bus::{Consumer, Fetched, Position};
-use posthaste_core::{Settled, StoreError, Wakeup};
+use posthaste_core::bus::{Advance, AssignedPartition, Assignment, Consumer, Fetched, Position};
+use posthaste_core::{Settled, StoreError, Wakeup, lock};
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
+use tokio::time::Instant;
 
-use super::super::errors::store_error;
-use super::super::unreadable::{report, text};
-use super::holdings::{Held, Holdings};
-use super::leases::{Advance, Leases};
-use super::{Log, Subscription, headers_from_text, lock, unreadable};
+use super::leases::Leases;
+use super::{Log, Subscription, headers_from_text, unreadable};
+use crate::sqlite::errors::{doing, store_error};
+use crate::sqlite::unreadable::{report, text};
 
-/// How often a consumer looks into the table for topics and free partitions that other processes made.
+/// How often a consumer searches for new topics and free partitions of other processes.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 /// What one fetch may bring into memory, but for one record that is larger alone.
@@ -28,9 +29,9 @@ const MAX_FETCH_BYTES: usize = 16 << 20;
 /// sorted and the limit ends the reading.
 const FETCH: &str = "
     SELECT record.partition_id, record.\"offset\", record.key, record.value, record.headers
-    FROM json_each(?1) AS wanted
+    FROM json_each(?1) AS place
     CROSS JOIN log_record AS record INDEXED BY log_record_place
-       ON record.partition_id = wanted.value ->> 0 AND record.\"offset\" >= wanted.value ->> 1
+       ON record.partition_id = place.value ->> 0 AND record.\"offset\" >= place.value ->> 1
     LIMIT ?2";
 
 /// The last record and the last partition that were made: two steps into the ends of their tables.
@@ -47,7 +48,7 @@ struct Candidate {
 }
 
 impl Candidate {
-    /// What can be read of a row. Only a row without a place in its partition is an error.
+    /// What can be read of a row. Only a row without partition and offset is an error.
     fn of(row: &SqliteRow) -> Result<Self, sqlx::Error> {
         let mut candidate = Self {
             partition_id: row.try_get(0)?,
@@ -63,7 +64,7 @@ impl Candidate {
             Ok(headers) => candidate.headers = headers,
             Err(error) => {
                 candidate.damage = Some(format!("headers are no JSON array of [name, value] pairs: {error}"));
-                // As they stand, for the quarantine.
+                // Their text as it is, for the quarantine.
                 candidate.headers.push(("unreadable".to_owned(), text(row, 4)));
             }
         }
@@ -79,15 +80,15 @@ pub(super) struct GroupConsumer {
     log: Log,
     subscription: Arc<Subscription>,
     leases: Leases,
-    holdings: Mutex<Holdings>,
-    /// Held while partitions change hands and while records are handed out, so that neither happens during the other.
+    assignment: Mutex<Assignment>,
+    /// Locked while partitions are assigned and while records are handed out, so that neither happens during the other.
     membership: tokio::sync::Mutex<Membership>,
-    /// Held while progress is recorded: the next ack builds on what this one wrote.
+    /// Locked while progress is recorded: the next ack builds on what this one wrote.
     recording: tokio::sync::Mutex<()>,
 }
 
 struct Membership {
-    /// When the statement that last started all leases anew was sent.
+    /// When the statement that last renewed all leases was sent.
     renewed_at: Option<Instant>,
     looked_at: Instant,
     nothing_new: Option<NothingNew>,
@@ -96,18 +97,18 @@ struct Membership {
     reported: HashSet<String>,
 }
 
-/// What a look at every partition began with that found nothing. Until one of these changes, the next would find nothing,
-/// either. An idle group with a thousand topics would otherwise read a thousand places twice a second.
+/// The state at a fetch that found nothing in any partition. Until one of these values changes, the next fetch would find
+/// nothing, either. An idle group with a thousand topics would otherwise read a thousand places twice a second.
 struct NothingNew {
     newest: Newest,
-    wanted: Vec<(i64, i64)>,
+    places: Vec<(i64, i64)>,
     at: Instant,
 }
 
 type Newest = (Option<i64>, Option<i64>);
 
 impl Membership {
-    /// Whether so much of the leases has passed that less is left than [`Consumer::lease`] promises.
+    /// True if less is left of the leases than [`Consumer::lease`] promises.
     fn is_aged(&self, full_lease: Duration) -> bool {
         self.renewed_at.is_none_or(|at| at.elapsed() >= full_lease / 10)
     }
@@ -120,7 +121,7 @@ impl GroupConsumer {
             leases: Leases::new(log.0.database.clone(), &subscription, owner)?,
             log,
             subscription,
-            holdings: Mutex::default(),
+            assignment: Mutex::default(),
             membership: tokio::sync::Mutex::new(Membership {
                 renewed_at: None,
                 looked_at: Instant::now(),
@@ -138,41 +139,41 @@ impl GroupConsumer {
         self.log.0.options.lease
     }
 
-    /// Makes sure that every lease has most of its time before it, and that what is free is ours.
+    /// Renews leases that are no longer young, and leases the partitions that are free.
     async fn keep_leases(&self, membership: &mut Membership) -> Result<(), StoreError> {
         let changed = self.subscription.partitions_changed.swap(false, Ordering::AcqRel);
-        let mut take = changed || membership.is_aged(self.full_lease());
-        if !take && membership.looked_at.elapsed() >= LOOK_INTERVAL {
-            take = self.leases.any_free(self.full_lease()).await?;
+        let mut must_lease = changed || membership.is_aged(self.full_lease());
+        if !must_lease && membership.looked_at.elapsed() >= LOOK_INTERVAL {
+            must_lease = self.leases.any_free(self.full_lease()).await?;
             membership.looked_at = Instant::now();
         }
-        if !take {
+        if !must_lease {
             return Ok(());
         }
-        let result = self.take_partitions(membership).await;
+        let result = self.lease_partitions(membership).await;
         if result.is_err() && changed {
             self.subscription.partitions_changed.store(true, Ordering::Release);
         }
         result
     }
 
-    async fn take_partitions(&self, membership: &mut Membership) -> Result<(), StoreError> {
+    async fn lease_partitions(&self, membership: &mut Membership) -> Result<(), StoreError> {
         let sent_at = Instant::now();
-        let (granted, unreadable) = self.leases.take(self.full_lease()).await?;
+        let (leased, unreadable) = self.leases.acquire(self.full_lease()).await?;
         for (key, reason) in unreadable {
             // The lease is renewed every few seconds: once is enough for the log.
             if membership.reported.insert(key.clone()) {
                 report("log_group", &key, &reason);
             }
         }
-        let ours: HashSet<i64> = granted.iter().map(|granted| granted.partition_id).collect();
-        let mut holdings = lock(&self.holdings);
-        holdings.retain(|id| ours.contains(&id));
-        for granted in granted {
-            if holdings.generation(granted.partition_id) != Some(granted.generation) {
-                let progress = granted.progress(&self.subscription.group);
-                let held = Held::new(granted.topic, granted.partition, granted.generation, progress);
-                holdings.insert(granted.partition_id, held);
+        let ids: HashSet<i64> = leased.iter().map(|leased| leased.partition_id).collect();
+        let mut assignment = lock(&self.assignment);
+        assignment.retain(|id| ids.contains(&id));
+        for leased in leased {
+            if !assignment.contains(leased.partition_id, leased.generation) {
+                let progress = leased.progress(&self.subscription.group);
+                let partition = AssignedPartition::new(leased.topic, leased.partition, leased.generation, progress);
+                assignment.insert(leased.partition_id, partition, sent_at + self.full_lease());
             }
         }
         membership.renewed_at = Some(sent_at);
@@ -181,30 +182,30 @@ impl GroupConsumer {
     }
 
     async fn newest(&self) -> Result<Newest, StoreError> {
-        let newest = sqlx::query_as(NEWEST).fetch_one(self.log.0.database.readers()).await;
-        newest.map_err(|error| store_error("look at the end of the log", error))
+        let newest = sqlx::query_as(NEWEST).fetch_one(self.log.0.database.readers());
+        doing("look at the end of the log", newest).await
     }
 
-    /// Whether a fetch need not look: nothing was appended or made since a look that found nothing, nothing else is wanted,
-    /// and leases are young enough to be renewed later. From time to time it looks all the same, for partitions that another
-    /// process left behind.
+    /// True if a fetch would find nothing: nothing was appended since a fetch that found nothing, the consumer reads the same
+    /// places, and the leases need no renewal. From time to time it is false all the same, so that partitions of a process
+    /// that crashed are found.
     fn is_idle(&self, membership: &Membership, newest: Newest) -> bool {
         let full_lease = self.full_lease();
         let is_young = membership.renewed_at.is_some_and(|at| at.elapsed() < full_lease / 2);
         let nothing_new = membership.nothing_new.as_ref().is_some_and(|nothing| {
             nothing.newest == newest
                 && nothing.at.elapsed() < full_lease / 10
-                && nothing.wanted == lock(&self.holdings).wanted()
+                && nothing.places == lock(&self.assignment).fetchable()
         });
         is_young && nothing_new && !self.subscription.partitions_changed.load(Ordering::Acquire)
     }
 
-    /// Reads rows in the order of the turns; true when there may be more.
-    async fn read(&self, wanted: &[(i64, i64)], limit: usize) -> Result<(Vec<Candidate>, bool), StoreError> {
+    /// Reads rows in the order of fetching; true if there may be more.
+    async fn read(&self, places: &[(i64, i64)], limit: usize) -> Result<(Vec<Candidate>, bool), StoreError> {
         const DOING: &str = "read the log";
-        let wanted = serde_json::to_string(wanted).map_err(|error| unreadable(DOING, error))?;
+        let places = serde_json::to_string(places).map_err(|error| unreadable(DOING, error))?;
         let limit_bound = i64::try_from(limit).unwrap_or(i64::MAX);
-        let query = sqlx::query(FETCH).bind(wanted).bind(limit_bound);
+        let query = sqlx::query(FETCH).bind(places).bind(limit_bound);
         let mut stream = query.fetch(self.log.0.database.readers());
         let mut read = Vec::new();
         let (mut rows, mut bytes) = (0, 0);
@@ -226,26 +227,25 @@ impl GroupConsumer {
     }
 
     fn hand_out(&self, candidates: Vec<Candidate>) -> Vec<Fetched> {
-        let mut holdings = lock(&self.holdings);
+        let mut assignment = lock(&self.assignment);
         let hand_out = |candidate: Candidate| {
-            let position = holdings.hand_out(candidate.partition_id, candidate.offset)?;
+            let position = assignment.hand_out(candidate.partition_id, candidate.offset)?;
             let Candidate { key, value, headers, damage, .. } = candidate;
             Some(Fetched { position, key, value, headers, damage })
         };
         candidates.into_iter().filter_map(hand_out).collect()
     }
 
-    /// The partition of each position, where it is still ours, and what these partitions record when all is done.
+    /// The partition of each position, if the consumer still has it, and what is recorded of these partitions.
     fn advance(&self, positions: &[&Position]) -> (Vec<Option<i64>>, Vec<Advance>) {
-        let holdings = lock(&self.holdings);
+        let assignment = lock(&self.assignment);
         let mut advances: BTreeMap<i64, Advance> = BTreeMap::new();
         let complete = |position: &&Position| {
-            let (partition_id, held) = holdings.find(position)?;
-            let advance = advances.entry(partition_id).or_insert_with(|| Advance {
-                partition_id,
-                generation: held.generation,
-                progress: held.progress.clone(),
-            });
+            let partition_id = assignment.id_of(position)?;
+            let advance = match advances.entry(partition_id) {
+                Entry::Occupied(entry) => entry.into_mut(),
+                Entry::Vacant(entry) => entry.insert(assignment.advance(partition_id, position.generation)?),
+            };
             advance.progress.complete(position.offset);
             Some(partition_id)
         };
@@ -261,24 +261,24 @@ impl Consumer for GroupConsumer {
         if membership.closed || limit == 0 {
             return Ok(Vec::new());
         }
-        // Asked before the look: what is appended during it is seen by the next.
+        // Read before the fetch: the next fetch sees what is appended during this one.
         let newest = self.newest().await?;
         if self.is_idle(&membership, newest) {
             return Ok(Vec::new());
         }
         self.keep_leases(&mut membership).await?;
         loop {
-            let wanted = lock(&self.holdings).wanted();
-            if wanted.is_empty() {
+            let places = lock(&self.assignment).fetchable();
+            if places.is_empty() {
                 return Ok(Vec::new());
             }
-            let (candidates, full) = self.read(&wanted, limit).await?;
+            let (candidates, full) = self.read(&places, limit).await?;
             if candidates.is_empty() {
-                membership.nothing_new = Some(NothingNew { newest, wanted, at: Instant::now() });
+                membership.nothing_new = Some(NothingNew { newest, places, at: Instant::now() });
                 return Ok(Vec::new());
             }
             if let Some(last) = candidates.last().filter(|_| full) {
-                lock(&self.holdings).took_its_turn(last.partition_id);
+                lock(&self.assignment).move_to_back(last.partition_id);
             }
             let fetched = self.hand_out(candidates);
             if full && (1..limit).contains(&fetched.len()) {
@@ -300,50 +300,46 @@ impl Consumer for GroupConsumer {
             return Ok(vec![Settled::LostLease; positions.len()]);
         }
         let recorded: HashSet<i64> = self.leases.record(&advances).await?.into_iter().collect();
-        let mut holdings = lock(&self.holdings);
+        let mut assignment = lock(&self.assignment);
         for advance in advances {
             if !recorded.contains(&advance.partition_id) {
-                holdings.forget(advance.partition_id, advance.generation);
-            } else if holdings.recorded(advance) {
+                assignment.remove(advance.partition_id, advance.generation);
+            } else if assignment.recorded(advance) {
                 self.subscription.wakeup.wake();
             }
         }
         let is_recorded = |id: Option<i64>| id.is_some_and(|id| recorded.contains(&id));
-        Ok(partitions.into_iter().map(|id| settled(is_recorded(id))).collect())
+        Ok(partitions.into_iter().map(|id| Settled::of(is_recorded(id))).collect())
     }
 
     async fn renew(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
         let mut membership = self.membership.lock().await;
-        // It is called with every claim that has due retries: young leases are not worth a row per partition each time.
+        // The source calls it with every claim that has due retries: young leases are not worth a row per partition each time.
         if !membership.closed && membership.is_aged(self.full_lease()) {
-            self.take_partitions(&mut membership).await?;
+            self.lease_partitions(&mut membership).await?;
         }
-        let holdings = lock(&self.holdings);
-        Ok(positions.iter().map(|position| settled(holdings.find(position).is_some())).collect())
+        let assignment = lock(&self.assignment);
+        Ok(positions.iter().map(|position| Settled::of(assignment.id_of(position).is_some())).collect())
     }
 
     async fn close(&self) -> Result<(), StoreError> {
         let mut membership = self.membership.lock().await;
         membership.closed = true;
-        lock(&self.holdings).retain(|_| false);
-        self.leases.give_up().await?;
+        lock(&self.assignment).retain(|_| false);
+        self.leases.release().await?;
         let group = &self.subscription.group;
         self.log.partitions_changed(|other| other.group == *group && !std::ptr::eq(other, &*self.subscription));
         Ok(())
     }
 
     fn lease(&self) -> Duration {
-        // Leases are started anew when a tenth of their time has passed: this much is left of each at any fetch or renewal.
+        // Leases are renewed when a tenth of their time has passed: this much is left of each at any fetch or renewal.
         self.full_lease() * 9 / 10
     }
 
     fn wakeup(&self) -> &Wakeup {
         &self.subscription.wakeup
     }
-}
-
-fn settled(applied: bool) -> Settled {
-    if applied { Settled::Applied } else { Settled::LostLease }
 }
 
 #[cfg(test)]
@@ -367,7 +363,7 @@ mod tests {
     async fn a_fetch_is_a_range_scan_per_partition_and_sorts_nothing() {
         let plan = plan_of(FETCH).await;
         assert_eq!(plan.len(), 2, "{plan:?}");
-        assert!(plan[0].starts_with("SCAN wanted VIRTUAL TABLE"), "{plan:?}");
+        assert!(plan[0].starts_with("SCAN place VIRTUAL TABLE"), "{plan:?}");
         assert_eq!(plan[1], "SEARCH record USING INDEX log_record_place (partition_id=? AND offset>?)");
     }
 

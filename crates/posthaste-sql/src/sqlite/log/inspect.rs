@@ -1,74 +1,24 @@
-//! What operators ask of the log.
+use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::Bytes;
-use chrono::{DateTime, Utc};
+use posthaste_core::hub_store::{Backlog, BusInspector, GroupProgress, LogEntry, TopicState};
 use posthaste_core::{Progress, StoreError};
-use sqlx::FromRow;
 use sqlx::sqlite::SqliteRow;
+use sqlx::{AssertSqlSafe, FromRow};
 
-use super::super::errors::store_error;
-use super::super::unreadable::readable;
 use super::Log;
+use crate::sqlite::clock::{NOW_MS, span, time};
+use crate::sqlite::errors::doing;
+use crate::sqlite::unreadable::readable;
 
-/// One record of the log, and who has read it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LogEntry {
-    /// Of which topic.
-    pub topic: String,
-    /// In which partition.
-    pub partition: u32,
-    /// Its place there.
-    pub offset: i64,
-    /// Its body.
-    pub value: Bytes,
-    /// When it was appended.
-    pub created_at: DateTime<Utc>,
-    /// Every group that reads this partition.
-    pub groups: Vec<GroupProgress>,
-}
-
-/// Whether a group is done with one record.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GroupProgress {
-    /// Which one.
-    pub group: String,
-    /// Whether it is through with the record.
-    pub done: bool,
-}
-
-/// One partition of a topic and how far each of its groups has come.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TopicState {
-    /// Of which topic.
-    pub topic: String,
-    /// Of which partition.
-    pub partition: u32,
-    /// The offset that the next record gets.
-    pub next_offset: i64,
-    /// Each group and the lowest offset that it has not done; `next_offset` less that is its backlog at most.
-    pub groups: Vec<(String, i64)>,
-}
-
-/// A partition in which a group has records to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Backlog {
-    /// Which group.
-    pub group: String,
-    /// Of which topic.
-    pub topic: String,
-    /// Of which partition.
-    pub partition: u32,
-    /// Changes with every record that the group has done.
-    pub progress: String,
-}
-
-/// Topic, partition, offset, value and time of a record, with one group that reads it and how far that has come.
+/// Topic, partition, offset, value and time of a record, with one group that reads it and its progress.
 type EntryRow = (String, u32, i64, Vec<u8>, i64, Option<String>, Option<i64>, Option<String>);
 
 /// Topic, partition and next offset, with one group that reads it and its watermark.
 type TopicRow = (String, u32, i64, Option<String>, Option<i64>);
 
-/// Where [`RECORDS_OF_KEY`] has the group, whose progress is what may be unreadable.
+/// The column of the group in [`RECORDS_OF_KEY`]: if a row cannot be read, the progress of its group is the reason.
 const GROUP_OF_ENTRY: usize = 5;
 
 /// How many records of one event are shown: each comes with its value, which may be a mebibyte.
@@ -95,37 +45,29 @@ const BACKLOGS: &str = "
     WHERE watermark < next_offset OR typeof(watermark) <> 'integer'
     LIMIT 1000";
 
-impl Log {
-    /// The partitions in which a group has records to do, as far as a thousand of them.
-    pub async fn backlogs(&self) -> Result<Vec<Backlog>, StoreError> {
-        let rows = sqlx::query(BACKLOGS)
-            .fetch_all(self.0.database.operators())
-            .await
-            .map_err(|error| store_error("look for records that wait", error))?;
-        let backlog = |row: &SqliteRow| {
-            let (group, topic, partition, progress) = <(String, String, u32, String)>::from_row(row)?;
-            Ok(Backlog { group, topic, partition, progress })
-        };
-        Ok(readable("log_group", &rows, 1, backlog))
-    }
+/// For each group, the record at the lowest watermark of all partitions that have more.
+fn lags() -> String {
+    format!(
+        "SELECT group_name, max({NOW_MS} - record.created_at)
+         FROM log_group
+         CROSS JOIN log_partition ON log_partition.id = log_group.partition_id AND next_offset > watermark
+         CROSS JOIN log_record AS record INDEXED BY log_record_place
+             ON record.partition_id = log_group.partition_id AND record.\"offset\" = watermark
+         GROUP BY group_name"
+    )
+}
 
-    /// The records of this key that retention has not removed, oldest first. Only the oldest 200 are shown: an event
-    /// that was copied more often shows how it began, and not its newest copies.
-    pub async fn records_of(&self, key: &str) -> Result<Vec<LogEntry>, StoreError> {
-        const DOING: &str = "find the records of an event";
-        let rows = sqlx::query(RECORDS_OF_KEY)
-            .bind(key)
-            .bind(SHOWN_RECORDS)
-            .fetch_all(self.0.database.operators())
-            .await
-            .map_err(|error| store_error(DOING, error))?;
+#[async_trait]
+impl BusInspector for Log {
+    async fn records_of(&self, key: &str) -> Result<Vec<LogEntry>, StoreError> {
+        let query = sqlx::query(RECORDS_OF_KEY).bind(key).bind(SHOWN_RECORDS);
+        let rows = doing("find the records of an event", query.fetch_all(self.0.database.operators())).await?;
         let mut entries: Vec<LogEntry> = Vec::new();
         let rows = readable("log_record", &rows, GROUP_OF_ENTRY, |row| EntryRow::from_row(row));
         for (topic, partition, offset, value, created_at, group, watermark, completed) in rows {
             let is_this = |last: &LogEntry| (&last.topic, last.partition, last.offset) == (&topic, partition, offset);
             if !entries.last().is_some_and(is_this) {
-                let created_at = DateTime::from_timestamp_millis(created_at).unwrap_or_default();
-                let value = Bytes::from(value);
+                let (created_at, value) = (time(created_at), Bytes::from(value));
                 entries.push(LogEntry { topic, partition, offset, value, created_at, groups: Vec::new() });
             }
             if let (Some(group), Some(watermark), Some(completed)) = (group, watermark, completed)
@@ -139,12 +81,8 @@ impl Log {
         Ok(entries)
     }
 
-    /// Every partition of every topic, by name and number.
-    pub async fn topics(&self) -> Result<Vec<TopicState>, StoreError> {
-        let rows = sqlx::query(TOPICS)
-            .fetch_all(self.0.database.operators())
-            .await
-            .map_err(|error| store_error("list topics", error))?;
+    async fn topics(&self) -> Result<Vec<TopicState>, StoreError> {
+        let rows = doing("list topics", sqlx::query(TOPICS).fetch_all(self.0.database.operators())).await?;
         let mut topics: Vec<TopicState> = Vec::new();
         for (topic, partition, next_offset, group, watermark) in
             readable("log_group", &rows, 0, |row| TopicRow::from_row(row))
@@ -159,12 +97,41 @@ impl Log {
         Ok(topics)
     }
 
-    /// How many records are in quarantine, of all groups.
-    pub async fn quarantined_count(&self) -> Result<u64, StoreError> {
-        let count: i64 = sqlx::query_scalar("SELECT records FROM quarantine_depth")
-            .fetch_one(self.0.database.operators())
-            .await
-            .map_err(|error| store_error("count quarantined records", error))?;
+    async fn backlogs(&self) -> Result<Vec<Backlog>, StoreError> {
+        let rows = doing("look for backlogs", sqlx::query(BACKLOGS).fetch_all(self.0.database.operators())).await?;
+        let backlog = |row: &SqliteRow| {
+            let (group, topic, partition, progress) = <(String, String, u32, String)>::from_row(row)?;
+            Ok(Backlog { group, topic, partition, progress })
+        };
+        Ok(readable("log_group", &rows, 1, backlog))
+    }
+
+    async fn lag_of_groups(&self) -> Result<Vec<(String, Duration)>, StoreError> {
+        let query = sqlx::query_as(AssertSqlSafe(lags())).fetch_all(self.0.database.operators());
+        let rows: Vec<(String, i64)> = doing("measure the lag of groups", query).await?;
+        Ok(rows.into_iter().map(|(group, lag)| (group, span(lag))).collect())
+    }
+
+    async fn quarantined_count(&self) -> Result<u64, StoreError> {
+        let query = sqlx::query_scalar("SELECT records FROM quarantine_depth").fetch_one(self.0.database.operators());
+        let count: i64 = doing("count quarantined records", query).await?;
         Ok(count.unsigned_abs())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sqlite::Database;
+
+    #[tokio::test]
+    async fn the_lag_of_groups_scans_no_records() {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("sqlite://{}", folder.path().join("lag.db").display());
+        let database = Database::open(&url).await.unwrap();
+        database.migrate_hub().await.unwrap();
+        let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {}", lags()));
+        let rows: Vec<(i64, i64, i64, String)> = sqlx::query_as(explain).fetch_all(database.readers()).await.unwrap();
+        assert!(rows.iter().all(|(.., step)| !step.starts_with("SCAN record")), "{rows:?}");
     }
 }

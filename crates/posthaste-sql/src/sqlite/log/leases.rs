@@ -1,31 +1,26 @@
-//! The statements on `log_group`: who reads a partition, and how far.
+//! The statements on `log_group`: the consumer that reads a partition, and its progress.
 
 use std::fmt::Display;
 use std::time::Duration;
 
-use posthaste_core::bus::Topics;
+use posthaste_core::bus::{Advance, Topics};
 use posthaste_core::{Progress, StoreError};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row};
 
-use super::super::errors::store_error;
-use super::super::unreadable::{report, text};
 use super::{Subscription, unreadable};
 use crate::sqlite::Database;
+use crate::sqlite::clock::{NOW_MS, millis};
+use crate::sqlite::errors::doing;
+use crate::sqlite::unreadable::{report, text};
 
-/// The database's clock: the only one that all consumers share.
-const NOW: &str = "CAST(unixepoch('subsec') * 1000 AS INTEGER)";
-
-/// A lease that ends later than a lease is long, with `?4` for that, was taken before the clock was set back: nobody can tell
-/// when it ends, so it has ended.
-const ENDED: &str = "(leased_until < CAST(unixepoch('subsec') * 1000 AS INTEGER)
-     OR leased_until > CAST(unixepoch('subsec') * 1000 AS INTEGER) + ?4 * 11 / 10)";
-
-fn millis(lease: Duration) -> i64 {
-    i64::try_from(lease.as_millis()).unwrap_or(i64::MAX / 20)
+/// The lease has ended. `?4` is the length of a lease: a lease that ends later than that was begun before the clock was set
+/// back. Nobody can tell when it ends, so it counts as ended.
+fn ended() -> String {
+    format!("(leased_until < {NOW_MS} OR leased_until > {NOW_MS} + ?4 * 11 / 10)")
 }
 
-/// Fenced: only where owner and generation are still those under which the records were read.
+/// Fenced: records progress only where owner and generation are still those under which the records were read.
 ///
 /// Materialized, or the list would be parsed anew for every partition of the group.
 pub(super) const RECORD: &str = "
@@ -36,13 +31,13 @@ pub(super) const RECORD: &str = "
       AND log_group.owner = ?3 AND log_group.generation = done.generation
     RETURNING partition_id";
 
-/// Where [`Leases::take`] has these columns.
+/// Where [`Leases::acquire`] has these columns.
 const COMPLETED: usize = 3;
 const TOPIC: usize = 4;
 const PARTITION: usize = 5;
 
-/// A partition that is ours now.
-pub(super) struct Granted {
+/// A partition that the consumer has leased.
+pub(super) struct Leased {
     pub(super) partition_id: i64,
     pub(super) topic: String,
     pub(super) partition: u32,
@@ -51,7 +46,7 @@ pub(super) struct Granted {
     completed: String,
 }
 
-impl Granted {
+impl Leased {
     fn of(row: &SqliteRow) -> Result<Self, sqlx::Error> {
         Ok(Self {
             partition_id: row.try_get("partition_id")?,
@@ -63,8 +58,8 @@ impl Granted {
         })
     }
 
-    /// How far the group has come. Where the completed set cannot be read, everything from the watermark on is delivered
-    /// again: that may repeat deliveries, and loses none.
+    /// The progress of the group. If the completed set cannot be read, everything from the watermark on is delivered again:
+    /// that may repeat deliveries, and loses none.
     pub(super) fn progress(&self, group: &str) -> Progress {
         Progress::decode(self.watermark, &self.completed).unwrap_or_else(|error| {
             let key = key_of(group, &self.topic, self.partition);
@@ -82,14 +77,7 @@ fn key_of(group: &str, topic: &str, partition: impl Display) -> String {
 /// The key of a progress row that cannot be read, and why.
 type Unreadable = (String, String);
 
-/// One partition's progress, to be recorded.
-pub(super) struct Advance {
-    pub(super) partition_id: i64,
-    pub(super) generation: i64,
-    pub(super) progress: Progress,
-}
-
-/// Whose leases, in which group and over which topics.
+/// The leases of one consumer.
 #[derive(Clone)]
 pub(super) struct Leases {
     database: Database,
@@ -112,67 +100,69 @@ impl Leases {
         Ok(Self { database, group: subscription.group.clone(), owner, matching, topics })
     }
 
-    /// Whether there is a partition to take. Costs no write, so it may be asked often.
+    /// True if there is a partition to lease. Costs no write, so it may be asked often.
     pub(super) async fn any_free(&self, lease: Duration) -> Result<bool, StoreError> {
         let sql = format!(
             "SELECT EXISTS (
                 SELECT 1 FROM log_partition LEFT JOIN log_group ON group_name = ?2 AND partition_id = id
-                WHERE {} AND (owner IS NULL OR (owner <> ?3 AND {ENDED})))",
-            self.matching
+                WHERE {} AND (owner IS NULL OR (owner <> ?3 AND {})))",
+            self.matching,
+            ended()
         );
         let query = sqlx::query_scalar(AssertSqlSafe(sql)).bind(&self.topics).bind(&self.group).bind(&self.owner);
         let query = query.bind(millis(lease));
-        query.fetch_one(self.database.readers()).await.map_err(|error| store_error("look for free partitions", error))
+        doing("look for free partitions", query.fetch_one(self.database.readers())).await
     }
 
-    /// Takes what is free, starts anew what is ours, and says what all is ours now. A partition whose progress row cannot
-    /// be read is left out.
-    pub(super) async fn take(&self, lease: Duration) -> Result<(Vec<Granted>, Vec<Unreadable>), StoreError> {
+    /// Leases the partitions that are free, renews the leases of this consumer, and returns all partitions that it has now,
+    /// but for those whose progress row cannot be read.
+    pub(super) async fn acquire(&self, lease: Duration) -> Result<(Vec<Leased>, Vec<Unreadable>), StoreError> {
         // A group starts at the earliest record that is there: what retention removed would never be acked.
-        let meet = format!(
+        let join = format!(
             "INSERT INTO log_group (group_name, partition_id, watermark)
              SELECT ?2, id, coalesce((SELECT min(\"offset\") FROM log_record WHERE partition_id = id), next_offset)
              FROM log_partition WHERE {} ON CONFLICT DO NOTHING",
             self.matching
         );
-        let take = format!(
+        let acquire = format!(
             "UPDATE log_group
-             SET generation = generation + (owner IS NOT ?3), owner = ?3, leased_until = {NOW} + ?4
+             SET generation = generation + (owner IS NOT ?3), owner = ?3, leased_until = {NOW_MS} + ?4
              WHERE group_name = ?2 AND partition_id IN (SELECT id FROM log_partition WHERE {})
-               AND (owner IS NULL OR owner = ?3 OR {ENDED})
+               AND (owner IS NULL OR owner = ?3 OR {})
              RETURNING partition_id, generation, watermark, completed,
                 (SELECT topic FROM log_partition WHERE id = partition_id) AS topic,
                 (SELECT partition FROM log_partition WHERE id = partition_id) AS partition",
-            self.matching
+            self.matching,
+            ended()
         );
         let lease = millis(lease);
         let leases = self.clone();
         let rows = self
             .database
-            .write("take partitions", move |connection| {
-                let (leases, meet, take) = (leases.clone(), meet.clone(), take.clone());
+            .write("lease partitions", move |connection| {
+                let (leases, join, acquire) = (leases.clone(), join.clone(), acquire.clone());
                 Box::pin(async move {
-                    let meet = sqlx::query(AssertSqlSafe(meet)).bind(&leases.topics).bind(&leases.group);
-                    meet.execute(&mut *connection).await?;
-                    let take = sqlx::query(AssertSqlSafe(take)).bind(leases.topics).bind(leases.group);
-                    take.bind(leases.owner).bind(lease).fetch_all(connection).await
+                    let join = sqlx::query(AssertSqlSafe(join)).bind(&leases.topics).bind(&leases.group);
+                    join.execute(&mut *connection).await?;
+                    let acquire = sqlx::query(AssertSqlSafe(acquire)).bind(leases.topics).bind(leases.group);
+                    acquire.bind(leases.owner).bind(lease).fetch_all(connection).await
                 })
             })
             .await?;
-        let (mut granted, mut unreadable) = (Vec::with_capacity(rows.len()), Vec::new());
+        let (mut leased, mut unreadable) = (Vec::with_capacity(rows.len()), Vec::new());
         for row in &rows {
-            match Granted::of(row) {
-                Ok(partition) => granted.push(partition),
+            match Leased::of(row) {
+                Ok(partition) => leased.push(partition),
                 Err(error) => {
                     let key = key_of(&self.group, &text(row, TOPIC), text(row, PARTITION));
                     unreadable.push((key, error.to_string()));
                 }
             }
         }
-        Ok((granted, unreadable))
+        Ok((leased, unreadable))
     }
 
-    /// Records progress where the lease still stands; answers the partitions where it does.
+    /// Records progress in the partitions that this consumer still has, and returns those.
     pub(super) async fn record(&self, advances: &[Advance]) -> Result<Vec<i64>, StoreError> {
         const DOING: &str = "record acks";
         let row = |Advance { partition_id, generation, progress }: &Advance| {
@@ -190,22 +180,22 @@ impl Leases {
             .await
     }
 
-    /// Gives everything up, so that others of the group can take it at once.
-    pub(super) async fn give_up(&self) -> Result<(), StoreError> {
-        const GIVE_UP: &str =
+    /// Ends all leases of this consumer, so that others of its group can lease the partitions at once.
+    pub(super) async fn release(&self) -> Result<(), StoreError> {
+        const RELEASE: &str =
             "UPDATE log_group SET owner = NULL, leased_until = 0 WHERE group_name = ?1 AND owner = ?2";
         let leases = self.clone();
         self.database
-            .write("give up partitions", move |connection| {
-                let give_up = sqlx::query(GIVE_UP).bind(leases.group.clone()).bind(leases.owner.clone());
-                Box::pin(give_up.execute(connection))
+            .write("release partitions", move |connection| {
+                let release = sqlx::query(RELEASE).bind(leases.group.clone()).bind(leases.owner.clone());
+                Box::pin(release.execute(connection))
             })
             .await
             .map(|_| ())
     }
 }
 
-/// Frees every partition of every group, whoever holds it.
+/// Ends the leases of all consumers of all groups.
 pub(super) async fn void(database: &Database) -> Result<(), StoreError> {
     const VOID: &str = "UPDATE log_group SET owner = NULL, leased_until = 0 WHERE owner IS NOT NULL";
     database.write("void leases", |connection| Box::pin(sqlx::query(VOID).execute(connection))).await.map(|_| ())

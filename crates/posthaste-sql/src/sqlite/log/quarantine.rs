@@ -1,5 +1,3 @@
-use std::sync::Arc;
-
 use async_trait::async_trait;
 use posthaste_core::StoreError;
 use posthaste_core::bus::{Poison, Quarantine};
@@ -18,15 +16,11 @@ impl Quarantine for Log {
         }
         let headers: Result<Vec<_>, _> = poison.iter().map(|poison| headers_to_text(&poison.record.headers)).collect();
         let headers = headers.map_err(|error| unreadable(DOING, error))?;
-        let rows: Arc<[_]> = poison.iter().cloned().zip(headers).collect();
-        let group: Arc<str> = group.into();
-        self.0
-            .database
-            .write(DOING, move |connection| {
-                let (group, rows) = (Arc::clone(&group), Arc::clone(&rows));
-                Box::pin(async move { insert(connection, &group, &rows).await })
-            })
-            .await
+        let rows: Vec<_> = poison.iter().cloned().zip(headers).collect();
+        let write = self.0.database.write_with(DOING, (group.to_owned(), rows), |connection, arguments| {
+            Box::pin(async move { insert(connection, &arguments.0, &arguments.1).await })
+        });
+        write.await
     }
 }
 

@@ -13,13 +13,14 @@ use sqlx::query::Query;
 use sqlx::sqlite::{SqliteArguments, SqliteRow};
 use sqlx::{Row, Sqlite, SqliteConnection};
 
+use super::OutboxStore;
 use super::rows::{DUE_COLUMNS, Due, EVENT_COLUMNS, due, key, text};
 use super::settle::UNBLOCK;
 use super::undecodable::UndecodableType;
-use super::{OutboxStore, json};
 use crate::outbox::{SOONEST_TAKEOVER, limit};
 use crate::sqlite::clock::{millis, millis_of, span};
 use crate::sqlite::errors::{doing, store_error};
+use crate::sqlite::json::json;
 
 /// The event types with due rows, and for how long the first row of each has been due, in milliseconds. A loose index
 /// scan: one seek per type, however many rows each has.

@@ -5,8 +5,9 @@ use posthaste_core::StoreError;
 use posthaste_core::outbox::{LOST_CLAIM_SCAN, LeaseSet, LeaseStore, Mode, SettledRows};
 use sqlx::Row;
 
-use super::{OutboxStore, json};
+use super::OutboxStore;
 use crate::sqlite::errors::store_error;
+use crate::sqlite::json::json;
 
 /// Restarts the leases of those rows that are still leased under one of the claim ids. Binds: the claim ids, the rows.
 pub(super) const RENEW: &str = "UPDATE {table} SET locked_at = {now}

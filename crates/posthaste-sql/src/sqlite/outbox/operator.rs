@@ -5,11 +5,12 @@ use posthaste_core::StoreError;
 use posthaste_core::outbox::{DeadFilter, OperatorStore, OutboxRow, Purge};
 use sqlx::{Row, SqliteConnection};
 
+use super::OutboxStore;
 use super::rows::{EVENT_COLUMNS, row, row_columns};
-use super::{OutboxStore, json};
 use crate::outbox::limit;
 use crate::sqlite::clock::{millis, millis_of, span};
 use crate::sqlite::errors::doing;
+use crate::sqlite::json::json;
 
 /// The condition for dead rows. Binds: the event id, the event type, the aggregate type, each of which may be absent.
 const FILTER: &str = "status = 3 AND (?1 IS NULL OR event_id = ?1) AND (?2 IS NULL OR event_type = ?2)

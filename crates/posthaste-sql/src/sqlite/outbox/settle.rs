@@ -7,9 +7,10 @@ use posthaste_core::outbox::{Mode, OutboxStatus, RowUpdate, SettleStore, Settled
 use serde::Serialize;
 use sqlx::{Row, SqliteConnection};
 
-use super::{OutboxStore, json};
+use super::OutboxStore;
 use crate::sqlite::clock::modifier;
 use crate::sqlite::errors::store_error;
+use crate::sqlite::json::json;
 
 /// The rows that may be updated: pending rows that are still claimed under one of the fencing tokens. The result is one
 /// row, a JSON array. Binds: the tokens, the rows.

@@ -1,10 +1,16 @@
+use std::sync::Arc;
+
+use async_trait::async_trait;
 use posthaste_core::StoreError;
+use posthaste_core::hub_store::{
+    Definition, DefinitionFields, DefinitionStore, EventKey, Page, PageRequest, RegistryError,
+};
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, QueryBuilder, Row};
 
-use super::{NOW_MS, Refusal, Registry, check_version, page, time};
-use crate::registry::{Definition, DefinitionFields, EventKey, Page, PageRequest, RegistryError};
-use crate::sqlite::errors::store_error;
+use super::{Refusal, RegistryTables, check_version, page};
+use crate::sqlite::clock::{NOW_MS, time};
+use crate::sqlite::errors::doing;
 
 pub(super) const COLUMNS: &str = "event_definition.id, source_service, event_type, resource_type, operation_type, \
      description, event_definition.created_at, event_definition.updated_at, event_definition.version";
@@ -13,109 +19,116 @@ pub(super) const COLUMN_COUNT: usize = 9;
 const VERSION_OF: &str = "SELECT version FROM event_definition WHERE id = ?";
 const BY_KEY: &str = "source_service = ?1 AND event_type = ?2 AND resource_type = ?3 AND operation_type = ?4";
 
-impl Registry {
-    /// Makes a definition.
-    pub async fn create_definition(&self, fields: DefinitionFields) -> Result<Definition, RegistryError> {
-        let id = uuid::Uuid::now_v7().to_string();
-        let create = self.change("create a definition", move |connection| {
-            let (id, fields) = (id.clone(), fields.clone());
-            Box::pin(async move {
-                if id_of(connection, &fields.key).await?.is_some() {
-                    return Ok(Err(Refusal::Duplicate));
-                }
-                let sql = format!(
-                    "INSERT INTO event_definition (id, source_service, event_type, resource_type, operation_type,
-                         description, created_at, updated_at)
-                     VALUES (?, ?, ?, ?, ?, ?, {NOW_MS}, {NOW_MS}) RETURNING {COLUMNS}"
-                );
-                let query = sqlx::query(AssertSqlSafe(sql)).bind(id);
-                let query = query.bind(fields.key.source_service).bind(fields.key.event_type);
-                let query = query.bind(fields.key.resource_type).bind(fields.key.operation_type);
-                let row = query.bind(fields.description).fetch_one(connection).await?;
-                read(&row, 0).map(Ok)
-            })
-        });
-        create.await
+#[async_trait]
+impl DefinitionStore for RegistryTables {
+    async fn create_definition(&self, fields: DefinitionFields) -> Result<Definition, RegistryError> {
+        let arguments = (uuid::Uuid::now_v7().to_string(), fields);
+        self.change("create a definition", arguments, |connection, arguments| Box::pin(create(connection, arguments)))
+            .await
     }
 
-    /// Replaces what a definition says, when it is at the expected version.
-    pub async fn update_definition(
+    async fn update_definition(
         &self,
         id: &str,
         fields: DefinitionFields,
         expected: Option<i64>,
     ) -> Result<Definition, RegistryError> {
-        let id = id.to_owned();
-        let update = self.change("update a definition", move |connection| {
-            let (id, fields) = (id.clone(), fields.clone());
-            Box::pin(async move {
-                if let Err(refusal) = check_version(connection, VERSION_OF, &id, expected).await? {
-                    return Ok(Err(refusal));
-                }
-                if id_of(connection, &fields.key).await?.is_some_and(|other| other != id) {
-                    return Ok(Err(Refusal::Duplicate));
-                }
-                let sql = format!(
-                    "UPDATE event_definition SET source_service = ?, event_type = ?, resource_type = ?,
-                         operation_type = ?, description = ?, updated_at = {NOW_MS}, version = version + 1
-                     WHERE id = ? RETURNING {COLUMNS}"
-                );
-                let query = sqlx::query(AssertSqlSafe(sql)).bind(fields.key.source_service).bind(fields.key.event_type);
-                let query = query.bind(fields.key.resource_type).bind(fields.key.operation_type);
-                let row = query.bind(fields.description).bind(id).fetch_one(connection).await?;
-                read(&row, 0).map(Ok)
-            })
-        });
-        update.await
+        let arguments = (id.to_owned(), fields, expected);
+        self.change("update a definition", arguments, |connection, arguments| Box::pin(update(connection, arguments)))
+            .await
     }
 
-    /// Removes a definition that no subscription refers to, when it is at the expected version.
-    pub async fn delete_definition(&self, id: &str, expected: Option<i64>) -> Result<(), RegistryError> {
-        let id = id.to_owned();
-        let delete = self.change("delete a definition", move |connection| {
-            let id = id.clone();
-            Box::pin(async move {
-                if let Err(refusal) = check_version(connection, VERSION_OF, &id, expected).await? {
-                    return Ok(Err(refusal));
-                }
-                let used = "SELECT EXISTS (SELECT 1 FROM subscription WHERE definition_id = ?)";
-                if sqlx::query_scalar(used).bind(id.clone()).fetch_one(&mut *connection).await? {
-                    return Ok(Err(Refusal::InUse));
-                }
-                sqlx::query("DELETE FROM event_definition WHERE id = ?").bind(id).execute(connection).await?;
-                Ok(Ok(()))
-            })
-        });
-        delete.await
+    async fn delete_definition(&self, id: &str, expected: Option<i64>) -> Result<(), RegistryError> {
+        let arguments = (id.to_owned(), expected);
+        self.change("delete a definition", arguments, |connection, arguments| Box::pin(delete(connection, arguments)))
+            .await
     }
 
-    /// The definition with this id.
-    pub async fn definition(&self, id: &str) -> Result<Option<Definition>, StoreError> {
+    async fn definition(&self, id: &str) -> Result<Option<Definition>, StoreError> {
         let sql = AssertSqlSafe(format!("SELECT {COLUMNS} FROM event_definition WHERE id = ?"));
-        let row = sqlx::query(sql).bind(id).fetch_optional(self.database.operators()).await;
-        row.and_then(|row| row.map(|row| read(&row, 0)).transpose())
-            .map_err(|error| store_error("read a definition", error))
+        let row =
+            doing("read a definition", sqlx::query(sql).bind(id).fetch_optional(self.database.operators())).await?;
+        doing("read a definition", async { row.map(|row| read(&row, 0)).transpose() }).await
     }
 
-    /// The definition with this key, to the letter: `*` is only itself here.
-    pub async fn definition_of_key(&self, key: &EventKey) -> Result<Option<Definition>, StoreError> {
+    async fn definition_of_key(&self, key: &EventKey) -> Result<Option<Definition>, StoreError> {
         let sql = AssertSqlSafe(format!("SELECT {COLUMNS} FROM event_definition WHERE {BY_KEY}"));
         let query = sqlx::query(sql).bind(&key.source_service).bind(&key.event_type);
         let query = query.bind(&key.resource_type).bind(&key.operation_type);
-        let row = query.fetch_optional(self.database.operators()).await;
-        row.and_then(|row| row.map(|row| read(&row, 0)).transpose())
-            .map_err(|error| store_error("read a definition", error))
+        let row = doing("read a definition", query.fetch_optional(self.database.operators())).await?;
+        doing("read a definition", async { row.map(|row| read(&row, 0)).transpose() }).await
     }
 
-    /// One page of all definitions.
-    pub async fn definitions(&self, request: PageRequest) -> Result<Page<Definition>, StoreError> {
+    async fn definitions(&self, request: PageRequest) -> Result<Page<Definition>, StoreError> {
         let all = |query: &mut QueryBuilder<Sqlite>| {
             query.push(" WHERE true");
         };
-        page(&self.database, COLUMNS, "event_definition", request, all, |row| read(row, 0))
-            .await
-            .map_err(|error| store_error("list the definitions", error))
+        let page = page(&self.database, COLUMNS, "event_definition", request, all, |row| read(row, 0));
+        doing("list the definitions", page).await
     }
+}
+
+async fn create(
+    connection: &mut SqliteConnection,
+    arguments: Arc<(String, DefinitionFields)>,
+) -> Result<Result<Definition, Refusal>, sqlx::Error> {
+    let (id, fields) = &*arguments;
+    if id_of(connection, &fields.key).await?.is_some() {
+        return Ok(Err(Refusal::Duplicate));
+    }
+    let sql = format!(
+        "INSERT INTO event_definition (source_service, event_type, resource_type, operation_type, description, id,
+             created_at, updated_at)
+         VALUES (?, ?, ?, ?, ?, ?, {NOW_MS}, {NOW_MS}) RETURNING {COLUMNS}"
+    );
+    write(connection, sql, id, fields).await.map(Ok)
+}
+
+async fn update(
+    connection: &mut SqliteConnection,
+    arguments: Arc<(String, DefinitionFields, Option<i64>)>,
+) -> Result<Result<Definition, Refusal>, sqlx::Error> {
+    let (id, fields, expected) = &*arguments;
+    if let Err(refusal) = check_version(connection, VERSION_OF, id, *expected).await? {
+        return Ok(Err(refusal));
+    }
+    if id_of(connection, &fields.key).await?.is_some_and(|other| other != *id) {
+        return Ok(Err(Refusal::Duplicate));
+    }
+    let sql = format!(
+        "UPDATE event_definition SET source_service = ?, event_type = ?, resource_type = ?, operation_type = ?,
+             description = ?, updated_at = {NOW_MS}, version = version + 1
+         WHERE id = ? RETURNING {COLUMNS}"
+    );
+    write(connection, sql, id, fields).await.map(Ok)
+}
+
+/// Both statements have the same binds, the id last.
+async fn write(
+    connection: &mut SqliteConnection,
+    sql: String,
+    id: &str,
+    fields: &DefinitionFields,
+) -> Result<Definition, sqlx::Error> {
+    let query = sqlx::query(AssertSqlSafe(sql)).bind(&fields.key.source_service).bind(&fields.key.event_type);
+    let query = query.bind(&fields.key.resource_type).bind(&fields.key.operation_type);
+    read(&query.bind(&fields.description).bind(id).fetch_one(connection).await?, 0)
+}
+
+async fn delete(
+    connection: &mut SqliteConnection,
+    arguments: Arc<(String, Option<i64>)>,
+) -> Result<Result<(), Refusal>, sqlx::Error> {
+    const USED: &str = "SELECT EXISTS (SELECT 1 FROM subscription WHERE definition_id = ?)";
+    let (id, expected) = &*arguments;
+    if let Err(refusal) = check_version(connection, VERSION_OF, id, *expected).await? {
+        return Ok(Err(refusal));
+    }
+    if sqlx::query_scalar(USED).bind(id).fetch_one(&mut *connection).await? {
+        return Ok(Err(Refusal::InUse));
+    }
+    sqlx::query("DELETE FROM event_definition WHERE id = ?").bind(id).execute(connection).await?;
+    Ok(Ok(()))
 }
 
 async fn id_of(connection: &mut SqliteConnection, key: &EventKey) -> Result<Option<String>, sqlx::Error> {

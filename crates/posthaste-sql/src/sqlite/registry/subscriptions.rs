@@ -1,116 +1,65 @@
+use std::sync::Arc;
+
+use async_trait::async_trait;
 use bytes::Bytes;
 use posthaste_core::StoreError;
+use posthaste_core::hub_store::{
+    Created, Page, PageRequest, RegistryError, Subscription, SubscriptionFields, SubscriptionFilter, SubscriptionStore,
+};
 use sqlx::sqlite::{Sqlite, SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, QueryBuilder, Row};
 
-use super::{NOW_MS, Refusal, Registry, check_version, page, raise_version, time};
-use crate::registry::{
-    Created, Page, PageRequest, RegistryError, Subscription, SubscriptionFields, SubscriptionFilter,
-};
-use crate::sqlite::clock::{millis, span};
-use crate::sqlite::errors::store_error;
+use super::{Refusal, RegistryTables, check_version, page, raise_version};
+use crate::sqlite::clock::{NOW_MS, millis, span, time};
+use crate::sqlite::errors::doing;
+use crate::sqlite::json::json;
 
 pub(super) const COLUMNS: &str = "subscription.id, subscriber_id, definition_id, endpoint, endpoint_digest, \
-     payload_type, auth_type, credentials_sealed, header_names, timeout_ms, max_retry, tenant_id, active, subscription.created_at, \
-     subscription.updated_at, subscription.version";
+     payload_type, auth_type, credentials_sealed, header_names, timeout_ms, max_retry, tenant_id, active, \
+     subscription.created_at, subscription.updated_at, subscription.version";
 
 const VERSION_OF: &str = "SELECT version FROM subscription WHERE id = ?";
 
-impl Registry {
-    /// Makes a subscription to a definition that is there, or answers with the one that the subscriber has already. The id
-    /// is the caller's, whose credentials are sealed for it.
-    pub async fn create_subscription(
+#[async_trait]
+impl SubscriptionStore for RegistryTables {
+    async fn create_subscription(
         &self,
         id: &str,
         fields: SubscriptionFields,
     ) -> Result<Created<Subscription>, RegistryError> {
-        let id = id.to_owned();
-        // Not by `change`: answering with what is there changes nothing.
-        let create = self.database.write("create a subscription", move |connection| {
-            let (id, fields) = (id.clone(), fields.clone());
-            Box::pin(async move {
-                if !is_defined(connection, &fields).await? {
-                    return Ok(Err(Refusal::UnknownDefinition));
-                }
-                if let Some(existing) = same(connection, &fields).await? {
-                    return Ok(Ok(Created::Existing(existing)));
-                }
-                let sql = format!(
-                    "INSERT INTO subscription (subscriber_id, definition_id, endpoint, endpoint_digest, payload_type,
-                         auth_type, credentials_sealed, header_names, timeout_ms, max_retry, tenant_id, active, id, created_at,
-                         updated_at)
-                     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {NOW_MS}, {NOW_MS}) RETURNING {COLUMNS}"
-                );
-                let made = write(connection, sql, id, fields).await?;
-                raise_version(connection).await?;
-                Ok(Ok(Created::New(made)))
-            })
+        let arguments = (id.to_owned(), fields);
+        // Not by `change`: an answer with the subscription that is there changes nothing.
+        let create = self.database.write_with("create a subscription", arguments, |connection, arguments| {
+            Box::pin(create(connection, arguments))
         });
         create.await?.map_err(RegistryError::from)
     }
 
-    /// Replaces what a subscription says, when it is at the expected version.
-    pub async fn update_subscription(
+    async fn update_subscription(
         &self,
         id: &str,
         fields: SubscriptionFields,
         expected: Option<i64>,
     ) -> Result<Subscription, RegistryError> {
-        let id = id.to_owned();
-        let update = self.change("update a subscription", move |connection| {
-            let (id, fields) = (id.clone(), fields.clone());
-            Box::pin(async move {
-                if let Err(refusal) = check_version(connection, VERSION_OF, &id, expected).await? {
-                    return Ok(Err(refusal));
-                }
-                if !is_defined(connection, &fields).await? {
-                    return Ok(Err(Refusal::UnknownDefinition));
-                }
-                let sql = format!(
-                    "UPDATE subscription SET subscriber_id = ?, definition_id = ?, endpoint = ?,
-                         endpoint_digest = ?, payload_type = ?, auth_type = ?, credentials_sealed = ?, header_names = ?, timeout_ms = ?, max_retry = ?, tenant_id = ?,
-                         active = ?, updated_at = {NOW_MS}, version = version + 1
-                     WHERE id = ? RETURNING {COLUMNS}"
-                );
-                write(connection, sql, id, fields).await.map(Ok)
-            })
-        });
-        update.await
+        let arguments = (id.to_owned(), fields, expected);
+        self.change("update a subscription", arguments, |connection, arguments| Box::pin(update(connection, arguments)))
+            .await
     }
 
-    /// Removes a subscription, when it is at the expected version.
-    pub async fn delete_subscription(&self, id: &str, expected: Option<i64>) -> Result<(), RegistryError> {
-        let id = id.to_owned();
-        let delete = self.change("delete a subscription", move |connection| {
-            let id = id.clone();
-            Box::pin(async move {
-                if let Err(refusal) = check_version(connection, VERSION_OF, &id, expected).await? {
-                    return Ok(Err(refusal));
-                }
-                sqlx::query("DELETE FROM subscription WHERE id = ?").bind(id).execute(connection).await?;
-                Ok(Ok(()))
-            })
-        });
-        delete.await
+    async fn delete_subscription(&self, id: &str, expected: Option<i64>) -> Result<(), RegistryError> {
+        let arguments = (id.to_owned(), expected);
+        self.change("delete a subscription", arguments, |connection, arguments| Box::pin(delete(connection, arguments)))
+            .await
     }
 
-    /// The subscription with this id.
-    pub async fn subscription(&self, id: &str) -> Result<Option<Subscription>, StoreError> {
+    async fn subscription(&self, id: &str) -> Result<Option<Subscription>, StoreError> {
         let sql = AssertSqlSafe(format!("SELECT {COLUMNS} FROM subscription WHERE id = ?"));
-        let row = sqlx::query(sql).bind(id).fetch_optional(self.database.operators()).await;
-        row.and_then(|row| row.map(|row| read(&row, 0)).transpose())
-            .map_err(|error| store_error("read a subscription", error))
+        let row =
+            doing("read a subscription", sqlx::query(sql).bind(id).fetch_optional(self.database.operators())).await?;
+        doing("read a subscription", async { row.map(|row| read(&row, 0)).transpose() }).await
     }
 
-    /// Whether credentials were ever sealed in this database.
-    pub async fn has_sealed_credentials(&self) -> Result<bool, StoreError> {
-        let sql = "SELECT EXISTS (SELECT 1 FROM sealing)";
-        let found = sqlx::query_scalar(sql).fetch_one(self.database.operators()).await;
-        found.map_err(|error| store_error("look for sealed credentials", error))
-    }
-
-    /// One page of the subscriptions that meet the filter.
-    pub async fn subscriptions(
+    async fn subscriptions(
         &self,
         filter: &SubscriptionFilter,
         request: PageRequest,
@@ -124,10 +73,67 @@ impl Registry {
                 query.push(" AND definition_id = ").push_bind(definition_id.clone());
             }
         };
-        page(&self.database, COLUMNS, "subscription", request, conditions, |row| read(row, 0))
-            .await
-            .map_err(|error| store_error("list the subscriptions", error))
+        let page = page(&self.database, COLUMNS, "subscription", request, conditions, |row| read(row, 0));
+        doing("list the subscriptions", page).await
     }
+
+    async fn has_sealed_credentials(&self) -> Result<bool, StoreError> {
+        let found = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM sealing)");
+        doing("look for sealed credentials", found.fetch_one(self.database.operators())).await
+    }
+}
+
+async fn create(
+    connection: &mut SqliteConnection,
+    arguments: Arc<(String, SubscriptionFields)>,
+) -> Result<Result<Created<Subscription>, Refusal>, sqlx::Error> {
+    let (id, fields) = &*arguments;
+    if !is_defined(connection, fields).await? {
+        return Ok(Err(Refusal::UnknownDefinition));
+    }
+    if let Some(existing) = same(connection, fields).await? {
+        return Ok(Ok(Created::Existing(existing)));
+    }
+    let sql = format!(
+        "INSERT INTO subscription (subscriber_id, definition_id, endpoint, endpoint_digest, payload_type, auth_type,
+             credentials_sealed, header_names, timeout_ms, max_retry, tenant_id, active, id, created_at, updated_at)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {NOW_MS}, {NOW_MS}) RETURNING {COLUMNS}"
+    );
+    let made = write(connection, sql, id, fields).await?;
+    raise_version(connection).await?;
+    Ok(Ok(Created::New(made)))
+}
+
+async fn update(
+    connection: &mut SqliteConnection,
+    arguments: Arc<(String, SubscriptionFields, Option<i64>)>,
+) -> Result<Result<Subscription, Refusal>, sqlx::Error> {
+    let (id, fields, expected) = &*arguments;
+    if let Err(refusal) = check_version(connection, VERSION_OF, id, *expected).await? {
+        return Ok(Err(refusal));
+    }
+    if !is_defined(connection, fields).await? {
+        return Ok(Err(Refusal::UnknownDefinition));
+    }
+    let sql = format!(
+        "UPDATE subscription SET subscriber_id = ?, definition_id = ?, endpoint = ?, endpoint_digest = ?,
+             payload_type = ?, auth_type = ?, credentials_sealed = ?, header_names = ?, timeout_ms = ?, max_retry = ?,
+             tenant_id = ?, active = ?, updated_at = {NOW_MS}, version = version + 1
+         WHERE id = ? RETURNING {COLUMNS}"
+    );
+    write(connection, sql, id, fields).await.map(Ok)
+}
+
+async fn delete(
+    connection: &mut SqliteConnection,
+    arguments: Arc<(String, Option<i64>)>,
+) -> Result<Result<(), Refusal>, sqlx::Error> {
+    let (id, expected) = &*arguments;
+    if let Err(refusal) = check_version(connection, VERSION_OF, id, *expected).await? {
+        return Ok(Err(refusal));
+    }
+    sqlx::query("DELETE FROM subscription WHERE id = ?").bind(id).execute(connection).await?;
+    Ok(Ok(()))
 }
 
 async fn is_defined(connection: &mut SqliteConnection, fields: &SubscriptionFields) -> Result<bool, sqlx::Error> {
@@ -149,31 +155,30 @@ async fn same(
     query.fetch_optional(connection).await?.map(|row| read(&row, 0)).transpose()
 }
 
-/// Both statements bind the same, the id last.
+/// Both statements have the same binds, the id last.
 async fn write(
     connection: &mut SqliteConnection,
     sql: String,
-    id: String,
-    fields: SubscriptionFields,
+    id: &str,
+    fields: &SubscriptionFields,
 ) -> Result<Subscription, sqlx::Error> {
     if !fields.credentials_sealed.is_empty() {
         let mark = "INSERT INTO sealing (only) VALUES (1) ON CONFLICT DO NOTHING";
         sqlx::query(mark).execute(&mut *connection).await?;
     }
-    let header_names =
-        serde_json::to_string(&fields.header_names).map_err(|error| sqlx::Error::Encode(error.into()))?;
+    let header_names = json(&fields.header_names)?;
     let row = sqlx::query(AssertSqlSafe(sql))
-        .bind(fields.subscriber_id)
-        .bind(fields.definition_id)
-        .bind(fields.endpoint)
-        .bind(fields.endpoint_digest.to_vec())
-        .bind(fields.payload_type)
-        .bind(fields.auth_type)
-        .bind(fields.credentials_sealed.to_vec())
+        .bind(&fields.subscriber_id)
+        .bind(&fields.definition_id)
+        .bind(&fields.endpoint)
+        .bind(&fields.endpoint_digest[..])
+        .bind(&fields.payload_type)
+        .bind(&fields.auth_type)
+        .bind(&fields.credentials_sealed[..])
         .bind(header_names)
         .bind(fields.timeout.map(millis))
         .bind(fields.max_retry)
-        .bind(fields.tenant_id)
+        .bind(&fields.tenant_id)
         .bind(fields.active)
         .bind(id)
         .fetch_one(connection)

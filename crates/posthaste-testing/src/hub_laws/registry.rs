@@ -1,17 +1,14 @@
+//! The laws of [`Registry`].
+
+use std::sync::Arc;
+
 use bytes::Bytes;
-use posthaste_sql::registry::{
-    Created, DefinitionFields, EventKey, PageRequest, RegistryError, Subscription, SubscriptionFields,
+use posthaste_core::hub_store::{
+    Created, DefinitionFields, EventKey, PageRequest, Registry, RegistryError, Subscription, SubscriptionFields,
     SubscriptionFilter,
 };
-use posthaste_sql::sqlite::Registry;
 
-use crate::support::File;
-
-async fn registry(file: &File) -> Registry {
-    let database = file.open().await;
-    database.migrate_hub().await.unwrap();
-    Registry::new(database)
-}
+use super::{HubHarness, options};
 
 fn definition(event_type: &str) -> DefinitionFields {
     let key = EventKey {
@@ -40,7 +37,7 @@ fn subscription(definition_id: &str, subscriber_id: &str) -> SubscriptionFields 
     }
 }
 
-async fn create(registry: &Registry, fields: SubscriptionFields) -> Subscription {
+async fn create(registry: &Arc<dyn Registry>, fields: SubscriptionFields) -> Subscription {
     match registry.create_subscription(&new_id(), fields).await.unwrap() {
         Created::New(subscription) => subscription,
         Created::Existing(subscription) => panic!("it was there before: {subscription:?}"),
@@ -49,10 +46,9 @@ async fn create(registry: &Registry, fields: SubscriptionFields) -> Subscription
 
 const ALL: PageRequest = PageRequest { after: None, page: 0, size: 100 };
 
-#[tokio::test]
-async fn definitions_are_made_changed_and_removed() {
-    let file = File::new();
-    let registry = registry(&file).await;
+/// No two definitions have the same key, and changes compare versions.
+pub async fn definitions_are_made_changed_and_removed(harness: &impl HubHarness) {
+    let registry = harness.open(options()).await.registry;
     let made = registry.create_definition(definition("placed")).await.unwrap();
     assert_eq!((made.version, &made.fields), (1, &definition("placed")));
     assert_eq!(registry.definition(&made.id).await.unwrap(), Some(made.clone()));
@@ -79,10 +75,9 @@ async fn definitions_are_made_changed_and_removed() {
     assert_eq!(registry.definitions(ALL).await.unwrap().total, 1);
 }
 
-#[tokio::test]
-async fn subscriptions_are_made_changed_and_removed() {
-    let file = File::new();
-    let registry = registry(&file).await;
+/// A subscription always refers to a definition that exists.
+pub async fn subscriptions_are_made_changed_and_removed(harness: &impl HubHarness) {
+    let registry = harness.open(options()).await.registry;
     let orphan = registry.create_subscription(&new_id(), subscription("nobody", "billing")).await;
     assert!(matches!(orphan, Err(RegistryError::UnknownDefinition)));
     let placed = registry.create_definition(definition("placed")).await.unwrap();
@@ -94,10 +89,7 @@ async fn subscriptions_are_made_changed_and_removed() {
     let third = create(&registry, subscription(&paid.id, "audit")).await;
     assert!(matches!(registry.delete_definition(&placed.id, None).await, Err(RegistryError::InUse)));
 
-    let count = |filter: SubscriptionFilter| {
-        let registry = registry.clone();
-        async move { registry.subscriptions(&filter, ALL).await.unwrap().total }
-    };
+    let count = async |filter: SubscriptionFilter| registry.subscriptions(&filter, ALL).await.unwrap().total;
     assert_eq!(count(SubscriptionFilter::default()).await, 3);
     let billing = || Some("billing".to_owned());
     assert_eq!(count(SubscriptionFilter { subscriber_id: billing(), definition_id: None }).await, 2);
@@ -118,10 +110,9 @@ async fn subscriptions_are_made_changed_and_removed() {
     registry.delete_definition(&placed.id, None).await.unwrap();
 }
 
-#[tokio::test]
-async fn every_change_and_nothing_else_moves_the_version() {
-    let file = File::new();
-    let registry = registry(&file).await;
+/// A refused change does not move the version.
+pub async fn every_change_and_nothing_else_moves_the_version(harness: &impl HubHarness) {
+    let registry = harness.open(options()).await.registry;
     assert_eq!(registry.load_active().await.unwrap(), (0, Vec::new()));
     let definition = registry.create_definition(definition("placed")).await.unwrap();
     let subscription_of = || subscription(&definition.id, "billing");
@@ -141,10 +132,9 @@ fn new_id() -> String {
     uuid::Uuid::now_v7().to_string()
 }
 
-#[tokio::test]
-async fn the_same_subscription_again_answers_with_the_one_that_is_there() {
-    let file = File::new();
-    let registry = registry(&file).await;
+/// The same subscriber, definition, address and tenant are the same subscription.
+pub async fn the_same_subscription_again_answers_with_the_one_that_is_there(harness: &impl HubHarness) {
+    let registry = harness.open(options()).await.registry;
     let placed = registry.create_definition(definition("placed")).await.unwrap();
     let first = create(&registry, subscription(&placed.id, "billing")).await;
     let version = registry.version().await.unwrap();
@@ -159,4 +149,30 @@ async fn the_same_subscription_again_answers_with_the_one_that_is_there() {
     let tenant_id = Some("acme".to_owned());
     create(&registry, SubscriptionFields { tenant_id, ..subscription(&placed.id, "billing") }).await;
     assert_eq!(registry.subscriptions(&SubscriptionFilter::default(), ALL).await.unwrap().total, 4);
+}
+
+/// Lists are in the order of creation, and a page that begins behind an id has what was created after it.
+pub async fn a_page_goes_on_behind_an_id(harness: &impl HubHarness) {
+    let registry = harness.open(options()).await.registry;
+    let mut made = Vec::new();
+    for number in 0..5 {
+        made.push(registry.create_definition(definition(&number.to_string())).await.unwrap());
+    }
+    let first = registry.definitions(PageRequest { after: None, page: 0, size: 3 }).await.unwrap();
+    assert_eq!((&first.items[..], first.total, first.has_more), (&made[..3], 5, true));
+    let after = Some(first.items[2].id.clone());
+    let second = registry.definitions(PageRequest { after, page: 0, size: 3 }).await.unwrap();
+    assert_eq!((&second.items[..], second.total, second.has_more), (&made[3..], 5, false));
+}
+
+/// Without the key nothing that was sealed can be read, so a new key must not be made silently.
+pub async fn sealed_credentials_are_remembered(harness: &impl HubHarness) {
+    let registry = harness.open(options()).await.registry;
+    let placed = registry.create_definition(definition("placed")).await.unwrap();
+    create(&registry, SubscriptionFields { credentials_sealed: Bytes::new(), ..subscription(&placed.id, "open") })
+        .await;
+    assert!(!registry.has_sealed_credentials().await.unwrap());
+    let sealed = create(&registry, subscription(&placed.id, "billing")).await;
+    registry.delete_subscription(&sealed.id, None).await.unwrap();
+    assert!(registry.has_sealed_credentials().await.unwrap());
 }

@@ -1,0 +1,112 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::{BusInspector, ChannelStore, DeadLetterStore, HubOutbox, Registry};
+use crate::bus::{Bus, Quarantine};
+use crate::{BoxError, StoreError, outbox};
+
+/// A database that holds everything of a hub.
+///
+/// How many processes may share it is a property of the database, and so is the mode of its outbox. A database for one
+/// process at a time is exclusive: it refuses a second process when it is opened, and [`open`](Self::open) ends the leases
+/// that an earlier process left behind.
+#[async_trait]
+pub trait HubDatabase: Send + Sync + 'static {
+    /// The schema that is there and the one that this program knows, without changing anything.
+    async fn schema(&self) -> Result<Schema, StoreError>;
+
+    /// Brings the schema up to date.
+    async fn migrate(&self) -> Result<(), OpenError>;
+
+    /// Opens the stores of all roles. The schema must be up to date.
+    async fn open(&self, options: HubOptions) -> Result<HubStores, OpenError>;
+
+    /// The registry alone, for a process that starts no hub. The schema must be up to date.
+    fn registry(&self) -> Arc<dyn Registry>;
+
+    /// Writes this many bytes, commits them and deletes them: fails if the disk is full or the database is read-only. The
+    /// schema must be up to date.
+    async fn check_write(&self, bytes: usize) -> Result<(), StoreError>;
+
+    /// Waits for queued writes, then closes all connections. If the database is exclusive, another process may open it now.
+    async fn close(&self);
+}
+
+/// What the stores need to know of the configuration.
+#[derive(Clone, Debug)]
+pub struct HubOptions {
+    /// How long claims and partitions are leased.
+    pub lease: Duration,
+    /// How many channels may be recorded.
+    pub max_channels: usize,
+}
+
+/// The stores of all roles, on one database.
+#[derive(Clone)]
+pub struct HubStores {
+    /// The outbox table, opened for channels.
+    pub outbox: Arc<dyn HubOutbox>,
+    /// The owners of topics, and the ingest of events.
+    pub channels: Arc<dyn ChannelStore>,
+    /// The bus.
+    pub bus: Arc<dyn Bus>,
+    /// The records that cannot be read.
+    pub quarantine: Arc<dyn Quarantine>,
+    /// What operators ask of the bus.
+    pub inspector: Arc<dyn BusInspector>,
+    /// The dead letters.
+    pub dead_letters: Arc<dyn DeadLetterStore>,
+    /// Definitions and subscriptions.
+    pub registry: Arc<dyn Registry>,
+}
+
+/// The schema of a database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Schema {
+    /// The newest migration that was made; `None` if there is none of ours.
+    pub found: Option<i64>,
+    /// The newest migration that this program knows.
+    pub known: i64,
+}
+
+/// Why a database cannot be used for a hub, and what to do about it.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// It cannot be reached with this configuration.
+    #[error("{problem}")]
+    Unreachable {
+        /// What is wrong, and what to do about it.
+        problem: String,
+        /// What the database or the system answered.
+        #[source]
+        source: BoxError,
+    },
+    /// It is exclusive, and another server uses it.
+    #[error("database {database} is in use by another posthaste server: stop that one, or set database.url")]
+    InUse {
+        /// The name of the database.
+        database: String,
+    },
+    /// A newer program made it.
+    #[error(
+        "database schema {found} is newer than this program, which knows {known}: use a newer posthaste, or another database"
+    )]
+    NewerSchema {
+        /// The newest migration that was made.
+        found: i64,
+        /// The newest migration that this program knows.
+        known: i64,
+    },
+    /// A migration failed.
+    #[error("database schema cannot be brought up to date")]
+    Migration(#[source] BoxError),
+    /// Its outbox table cannot be opened.
+    #[error(transparent)]
+    Outbox(#[from] outbox::OpenError),
+    /// It did not answer.
+    #[error("the database does not answer")]
+    Store(#[from] StoreError),
+}

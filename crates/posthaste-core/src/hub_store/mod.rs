@@ -1,0 +1,39 @@
+//! What a database must do for a hub: one trait for each role, with laws.
+//!
+//! A database takes part by implementing [`HubDatabase`], which opens the stores of all roles. The stores are statements and
+//! nothing else. What follows from the answers is in this crate, once for all databases: which dead letters this process has
+//! claimed ([`DeadLetterSource`]), what an attempt means for a dead letter ([`DeadLetterUpdate`]), and which event type owns
+//! which topic ([`TopicOwners`]).
+
+mod channels;
+mod database;
+mod dead_letter_list;
+mod dead_letter_source;
+mod dead_letter_update;
+mod dead_letters;
+mod idempotency;
+mod log;
+mod outbox;
+mod registry;
+mod topic_owners;
+
+pub use channels::{Admission, ChannelStore, Ingested, Refusal};
+pub use database::{HubDatabase, HubOptions, HubStores, OpenError, Schema};
+pub use dead_letter_list::{
+    BadCursor, BadSort, DeadLetterCursor, DeadLetterFilter, DeadLetterPage, DeadLetterSort, DeadLetterSortKey,
+};
+pub use dead_letter_source::DeadLetterSource;
+pub use dead_letter_update::{DeadLetterUpdate, DueChange};
+pub use dead_letters::{
+    ClaimedDeadLetters, DeadLetter, DeadLetterClaimId, DeadLetterClaimRequest, DeadLetterDetail, DeadLetterFields,
+    DeadLetterHistory, DeadLetterQueries, DeadLetterReplays, DeadLetterRow, DeadLetterStatus, DeadLetterStore,
+    NewDeadLetter, Replay, ReplayResult, ReplayResults, Trigger,
+};
+pub use idempotency::{EventIdentity, deduplicate, deduplicate_atomic};
+pub use log::{Backlog, BusInspector, GroupProgress, LogEntry, TopicState};
+pub use outbox::HubOutbox;
+pub use registry::{
+    Created, Definition, DefinitionFields, DefinitionStore, EventKey, Page, PageRequest, Registry, RegistryError,
+    Subscription, SubscriptionFields, SubscriptionFilter, SubscriptionStore,
+};
+pub use topic_owners::{BatchOwners, TopicOwners, topic_key};

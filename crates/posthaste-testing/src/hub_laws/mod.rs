@@ -1,0 +1,84 @@
+//! The laws of the stores of a hub, one function each. [`hub_laws!`](crate::hub_laws!) makes a test of every one.
+
+pub mod bus_inspector;
+pub mod channels;
+pub mod dead_letters;
+pub mod registry;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use posthaste_core::hub_store::{HubOptions, HubStores};
+
+/// A lease that never ends within a test, however busy the machine is.
+pub const LEASE: Duration = Duration::from_secs(120);
+
+/// One database that stores are opened on. Each law gets a fresh one, empty and up to date.
+#[async_trait]
+pub trait HubHarness: Send + Sync + Sized {
+    /// A fresh database.
+    async fn start() -> Self;
+
+    /// The stores of one more process. Two of them know as little of each other as two processes would: the leases of others
+    /// stay.
+    async fn open(&self, options: HubOptions) -> HubStores;
+}
+
+/// The options of most laws.
+pub fn options() -> HubOptions {
+    HubOptions { lease: LEASE, max_channels: 100 }
+}
+
+/// Expands to one test for each law of the stores of a hub: `hub_laws!(Harness)`.
+#[macro_export]
+macro_rules! hub_laws {
+    ($harness:ty) => {
+        $crate::source_laws!($crate::hub_laws::dead_letters::DeadLetterHarness::<$harness>::start);
+        $crate::hub_laws!(
+            $harness, dead_letters =>
+            a_delivery_is_inserted_once
+            scheduled_retries_count_and_leave_a_history
+            a_replay_is_one_attempt_beside_the_schedule
+            a_scheduled_success_answers_the_replay_that_was_asked_for_meanwhile
+            closing_releases_the_claims_of_this_owner_only
+            a_settlement_of_an_earlier_claim_changes_nothing
+            schedules_end_where_the_limit_was_lowered
+            lists_are_filtered_and_sorted
+            a_cursor_goes_on_where_the_page_ended
+        );
+        $crate::hub_laws!(
+            $harness, registry =>
+            definitions_are_made_changed_and_removed
+            subscriptions_are_made_changed_and_removed
+            every_change_and_nothing_else_moves_the_version
+            the_same_subscription_again_answers_with_the_one_that_is_there
+            a_page_goes_on_behind_an_id
+            sealed_credentials_are_remembered
+        );
+        $crate::hub_laws!(
+            $harness, channels =>
+            the_same_event_again_is_known_and_another_with_its_id_is_a_conflict
+            an_atomic_batch_is_stored_whole_or_not_at_all
+            a_type_owns_its_topic_from_its_first_stored_event
+            no_more_channels_are_recorded_than_the_limit
+            an_owner_survives_a_restart
+        );
+        $crate::hub_laws!(
+            $harness, bus_inspector =>
+            the_log_tells_where_an_event_is_and_which_groups_have_done_it
+            an_event_with_very_many_records_shows_its_oldest_ones
+            a_backlog_is_there_until_the_group_has_done_its_records
+            the_lag_of_a_group_is_the_age_of_its_oldest_record
+            a_record_is_quarantined_once_per_group
+        );
+    };
+    ($harness:ty, $role:ident => $($law:ident)*) => {
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $law() {
+                let harness = <$harness as $crate::hub_laws::HubHarness>::start().await;
+                $crate::hub_laws::$role::$law(&harness).await;
+            }
+        )*
+    };
+}
