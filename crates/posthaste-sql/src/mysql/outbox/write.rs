@@ -141,8 +141,7 @@ impl OutboxStore {
                 Payload::Text(text) => (Some(text.as_str()), None),
                 Payload::Bytes(bytes) => (None, Some(&**bytes)),
             };
-            query = bind_event!(query, event, text, bytes)
-                .bind(storable(event.occurred_at()));
+            query = bind_event!(query, event, text, bytes).bind(storable(event.occurred_at()));
             query = match event.delay() {
                 Delay::None => query,
                 Delay::Until(at) => query.bind(storable(at)),
