@@ -82,7 +82,7 @@ pub enum Topics {
 ///
 /// # Laws
 ///
-/// Each law is a test of that name in `posthaste-testing`.
+/// Each law is a test of that name in `posthaste-backend-tests`.
 ///
 /// - `a_published_record_is_read_by_every_group`, from the earliest record at a group's first start.
 /// - `publish_acks_each_record_once_durable`: results are in the order of the records.

@@ -58,7 +58,7 @@ pub struct Settlement<'a, T> {
 ///
 /// # Laws
 ///
-/// Each law is a test of that name in `posthaste-testing`; a new source is correct when the suite passes.
+/// Each law is a test of that name in `posthaste-backend-tests`; a new source is correct when the suite passes.
 ///
 /// - `claim_never_returns_an_item_twice_within_a_lease`: an item claimed and neither settled nor released MUST NOT be
 ///   claimable, by any process, before its lease ends.

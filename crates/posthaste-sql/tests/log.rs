@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use posthaste_backend_tests::bus_laws::{BusHarness, LEASE};
 use posthaste_core::Settled;
 use posthaste_core::bus::{Bus, Consumer, Fetched, Position, Record, Topics};
 use posthaste_core::hub_store::BusInspector;
 use posthaste_sql::sqlite::{Database, Log, LogOptions};
-use posthaste_testing::bus_laws::{BusHarness, LEASE};
 use tempfile::TempDir;
 
 /// One file; every log on it has connections of its own, as another process would.
@@ -41,11 +41,11 @@ impl BusHarness for File {
 }
 
 mod with_one_partition {
-    posthaste_testing::bus_laws!(super::File::new(1, super::LEASE));
+    posthaste_backend_tests::bus_laws!(super::File::new(1, super::LEASE));
 }
 
 mod with_four_partitions {
-    posthaste_testing::bus_laws!(super::File::new(4, super::LEASE));
+    posthaste_backend_tests::bus_laws!(super::File::new(4, super::LEASE));
 }
 
 const LONG: Duration = Duration::from_secs(60);

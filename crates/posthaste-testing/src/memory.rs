@@ -16,7 +16,8 @@ mod tamper;
 mod transaction;
 
 pub use outbox::MemoryOutbox;
-pub(crate) use table::MemoryTable;
+#[doc(hidden)]
+pub use table::{MemoryTable, Row};
 pub use transaction::{MemoryConnection, MemoryTransaction};
 
 /// An in-memory database that has only outbox tables. It tests the whole life of an event without a real database.
@@ -112,12 +113,14 @@ impl MemoryDatabase {
     }
 
     /// The database's clock, in microseconds since 1970.
-    pub(crate) fn now(&self) -> i64 {
+    #[doc(hidden)]
+    pub fn now(&self) -> i64 {
         let (instant, micros) = self.0.made;
         micros.saturating_add(in_micros(instant.elapsed()))
     }
 
-    pub(crate) fn look<R>(&self, table: &str, look: impl FnOnce(&MemoryTable) -> R) -> Option<R> {
+    #[doc(hidden)]
+    pub fn look<R>(&self, table: &str, look: impl FnOnce(&MemoryTable) -> R) -> Option<R> {
         self.lock().tables.get(table).map(look)
     }
 

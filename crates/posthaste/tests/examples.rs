@@ -1,6 +1,6 @@
 //! The examples run and give the results that they promise.
 
-use posthaste_testing::servers;
+use posthaste_backend_tests::servers;
 
 #[allow(dead_code)]
 #[path = "../examples/order_service_postgres.rs"]

@@ -11,7 +11,7 @@ use crate::{Event, StoreError};
 ///
 /// # Laws
 ///
-/// Each is a test of that name in `posthaste-testing` (`hub_laws`).
+/// Each is a test of that name in `posthaste-backend-tests` (`hub_laws`).
 ///
 /// - `the_same_event_again_is_known_and_another_with_its_id_is_a_conflict`: two events are the same if they have the same id,
 ///   type and payload.

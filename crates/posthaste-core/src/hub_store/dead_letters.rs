@@ -16,7 +16,7 @@ use crate::{ClaimToken, Settled, StoreError};
 ///
 /// # Laws
 ///
-/// Each is a test of that name in `posthaste-testing` (`hub_laws`). A [`DeadLetterSource`](super::DeadLetterSource) on the
+/// Each is a test of that name in `posthaste-backend-tests` (`hub_laws`). A [`DeadLetterSource`](super::DeadLetterSource) on the
 /// store also passes the laws of [`Source`](crate::Source).
 ///
 /// - `a_delivery_is_inserted_once`: the same delivery id again changes nothing. Each dead letter gets an id, a UUID, and ids

@@ -10,7 +10,7 @@ use crate::StoreError;
 ///
 /// # Laws
 ///
-/// Each is a test of that name in `posthaste-testing` (`hub_laws`).
+/// Each is a test of that name in `posthaste-backend-tests` (`hub_laws`).
 ///
 /// - `the_log_tells_where_an_event_is_and_which_groups_have_done_it`.
 /// - `a_backlog_is_there_until_the_group_has_done_its_records`, and its progress changes with every record that is done.

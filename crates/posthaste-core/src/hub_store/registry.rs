@@ -10,7 +10,7 @@ use crate::StoreError;
 ///
 /// # Laws
 ///
-/// Each is a test of that name in `posthaste-testing` (`hub_laws`).
+/// Each is a test of that name in `posthaste-backend-tests` (`hub_laws`).
 ///
 /// - `definitions_are_made_changed_and_removed`: no two definitions have the same key. One that has subscriptions is not
 ///   deleted. What a change is refused for is found in the transaction that would make it.

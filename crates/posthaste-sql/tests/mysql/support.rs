@@ -1,11 +1,11 @@
 use std::time::Duration;
 
+use posthaste_backend_tests::servers;
 use posthaste_core::outbox::roles::*;
 use posthaste_core::outbox::{Mode, OpenError, OutboxItem, Pool, Reader, Table};
 use posthaste_core::{Claimed, Disposition, Event, Settled, Settlement, Source};
 use posthaste_sql::TableName;
 use posthaste_sql::mysql::OutboxStore;
-use posthaste_testing::servers;
 use sqlx::MySqlPool;
 use sqlx::mysql::MySqlPoolOptions;
 

@@ -1,11 +1,11 @@
 use std::time::Duration;
 
+use posthaste_backend_tests::servers;
 use posthaste_core::Event;
 use posthaste_core::outbox::roles::*;
 use posthaste_core::outbox::{Mode, OpenError, Pool, Reader, Table};
 use posthaste_sql::TableName;
 use posthaste_sql::postgres::OutboxStore;
-use posthaste_testing::servers;
 use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use posthaste_backend_tests::hub_laws::dead_letters::dead_letter;
 use posthaste_core::bus::{Bus, Record, Topics};
 use posthaste_core::hub_store::{
     BusInspector, DeadLetterFilter, DeadLetterQueries, DeadLetterReplays, DeadLetterSource, DeadLetterStatus,
@@ -11,7 +12,6 @@ use posthaste_core::hub_store::{
 use posthaste_core::outbox::{Mode, OperatorStore, Reader};
 use posthaste_core::{FaultKind, Source};
 use posthaste_sql::sqlite::{DeadLetterTable, Log, LogOptions, RegistryTables};
-use posthaste_testing::hub_laws::dead_letters::dead_letter;
 use sqlx::sqlite::{Sqlite, SqlitePool};
 
 use crate::support::{File, LEASE, event, outbox};

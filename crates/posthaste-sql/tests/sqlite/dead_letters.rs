@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{TimeDelta, Utc};
+use posthaste_backend_tests::hub_laws::dead_letters::dead_letter;
 use posthaste_core::hub_store::{
     DeadLetter, DeadLetterFilter, DeadLetterQueries, DeadLetterSort, DeadLetterSortKey, DeadLetterSource,
     DeadLetterStatus,
 };
 use posthaste_core::{Claimed, Disposition, Failure, Settled, Source};
 use posthaste_sql::sqlite::{Database, DeadLetterTable};
-use posthaste_testing::hub_laws::dead_letters::dead_letter;
 
 use crate::support::{File, LEASE, execute, settle};
 

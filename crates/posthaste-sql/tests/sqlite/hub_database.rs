@@ -1,9 +1,9 @@
 //! One process at a time uses a hub's file.
 
+use posthaste_backend_tests::hub_laws::dead_letters::dead_letter;
 use posthaste_core::Source;
 use posthaste_core::hub_store::{DeadLetterSource, HubDatabase as _, HubOptions, OpenError};
 use posthaste_sql::sqlite::HubDatabase;
-use posthaste_testing::hub_laws::dead_letters::dead_letter;
 
 use crate::support::{File, LEASE};
 

@@ -1,9 +1,9 @@
 //! The laws of the stores of a hub, on SQLite.
 
 use async_trait::async_trait;
+use posthaste_backend_tests::hub_laws::HubHarness;
 use posthaste_core::hub_store::{HubDatabase as _, HubOptions, HubStores};
 use posthaste_sql::sqlite::HubDatabase;
-use posthaste_testing::hub_laws::HubHarness;
 
 use crate::support::File;
 
@@ -23,4 +23,4 @@ impl HubHarness for SqliteHub {
     }
 }
 
-posthaste_testing::hub_laws!(SqliteHub);
+posthaste_backend_tests::hub_laws!(SqliteHub);

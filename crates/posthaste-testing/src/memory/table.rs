@@ -8,7 +8,8 @@ use super::{date, in_micros};
 
 /// One outbox table. All times are microseconds of the database's clock.
 #[derive(Default)]
-pub(crate) struct MemoryTable {
+#[doc(hidden)]
+pub struct MemoryTable {
     rows: BTreeMap<i64, Row>,
     /// The pending rows in the order of delivery.
     pub(super) pending: BTreeSet<Position>,
@@ -27,24 +28,28 @@ pub(crate) struct MemoryTable {
 
 /// One row of the table.
 #[derive(Clone, Debug)]
-pub(crate) struct Row {
-    pub(crate) seq: i64,
-    pub(crate) event: Arc<Event>,
+#[doc(hidden)]
+#[allow(missing_docs)]
+pub struct Row {
+    pub seq: i64,
+    pub event: Arc<Event>,
     /// The ordering key; a row with `None` is unordered.
-    pub(crate) key: Option<Arc<str>>,
-    pub(crate) status: OutboxStatus,
+    pub key: Option<Arc<str>>,
+    pub status: OutboxStatus,
     pub(super) attempts: u32,
     pub(super) available_at: i64,
     pub(super) created_at: i64,
     pub(super) done_at: Option<i64>,
     pub(super) last_error: Option<String>,
-    pub(crate) locked_by: Option<String>,
-    pub(crate) locked_at: i64,
+    pub locked_by: Option<String>,
+    pub locked_at: i64,
     pub(super) lease_losses: u32,
     /// True if the row can be decoded as an event.
     pub(super) is_readable: bool,
 }
 
+#[doc(hidden)]
+#[allow(missing_docs)]
 impl Row {
     pub(super) fn new(seq: i64, event: &Event, claim_id: Option<&str>, now: i64) -> Self {
         // The length marks the end of the type, whatever characters the type contains.
@@ -72,7 +77,7 @@ impl Row {
         }
     }
 
-    pub(crate) fn is_pending(&self) -> bool {
+    pub fn is_pending(&self) -> bool {
         matches!(self.status, OutboxStatus::New | OutboxStatus::Retry)
     }
 
@@ -126,16 +131,18 @@ impl Row {
     }
 }
 
+#[doc(hidden)]
+#[allow(missing_docs)]
 impl MemoryTable {
-    pub(crate) fn rows(&self) -> impl Iterator<Item = &Row> {
+    pub fn rows(&self) -> impl Iterator<Item = &Row> {
         self.rows.values()
     }
 
-    pub(crate) fn row(&self, seq: i64) -> Option<&Row> {
+    pub fn row(&self, seq: i64) -> Option<&Row> {
         self.rows.get(&seq)
     }
 
-    pub(crate) fn row_of(&self, event_id: &str) -> Option<&Row> {
+    pub fn row_of(&self, event_id: &str) -> Option<&Row> {
         self.rows.get(self.by_id.get(event_id)?)
     }
 
@@ -217,17 +224,17 @@ impl MemoryTable {
     }
 
     /// The fencing token that a settlement must have in single-node mode.
-    pub(crate) fn fencing_token(&self) -> Option<String> {
+    pub fn fencing_token(&self) -> Option<String> {
         self.owner.as_ref().map(|owner| format!("{owner}:{}", self.generation))
     }
 
     /// The owner of the table at this time.
-    pub(crate) fn owner_at(&self, now: i64) -> Option<&str> {
+    pub fn owner_at(&self, now: i64) -> Option<&str> {
         self.owner.as_deref().filter(|_| now < self.owned_until)
     }
 
     /// The unfinished rows of the same key before this row.
-    pub(crate) fn unfinished_before(&self, seq: i64, mode: Mode) -> Vec<i64> {
+    pub fn unfinished_before(&self, seq: i64, mode: Mode) -> Vec<i64> {
         let Some(of_key) = self.row(seq).and_then(|row| self.by_key.get(row.key.as_ref()?)) else { return Vec::new() };
         let blocks = |row: &Row| row.is_pending() || mode == Mode::ORDERED;
         of_key.range(..seq).copied().filter(|seq| self.row(*seq).is_some_and(blocks)).collect()

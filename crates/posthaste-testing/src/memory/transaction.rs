@@ -97,7 +97,8 @@ impl MemoryConnection {
     }
 
     /// The rows that a commit would insert.
-    pub(crate) fn staged(&self) -> impl Iterator<Item = &Row> {
+    #[doc(hidden)]
+    pub fn staged(&self) -> impl Iterator<Item = &Row> {
         self.staged.iter().map(|(_, row)| row)
     }
 }

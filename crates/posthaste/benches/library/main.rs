@@ -19,7 +19,7 @@ async fn main() {
     let request: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with("--")).collect();
     let mut report = Report::new(request);
     let settings = "-c fsync=on -c synchronous_commit=on -c shared_buffers=1GB -c max_wal_size=8GB";
-    let server = posthaste_testing::servers::Postgres::start_with(settings).await;
+    let server = posthaste_backend_tests::servers::Postgres::start_with(settings).await;
     hot::measure(&mut report, server.url()).await;
     drain::measure(&mut report, server.url()).await;
     report.print();

@@ -1,12 +1,12 @@
 //! The laws of a source on the outbox of every database, for each kind of reader and mode. The tests of the in-memory
-//! store are in `posthaste-testing`.
+//! store are in `posthaste-backend-tests`.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste::{Event, Mode};
+use posthaste_backend_tests::source_laws::{KeyedSourceHarness, SourceHarness};
 use posthaste_core::outbox::{OutboxItem, OutboxSource, Reader, Table};
-use posthaste_testing::source_laws::{KeyedSourceHarness, SourceHarness};
 
 use crate::harness::{Harness, table_of, write_to};
 
@@ -75,7 +75,7 @@ macro_rules! laws_on {
             use crate::harness::$harness;
             use crate::laws::Outboxes;
 
-            posthaste_testing::$laws!(|lease| Outboxes::<$harness>::start(Reader::$reader, Mode::$mode, lease));
+            posthaste_backend_tests::$laws!(|lease| Outboxes::<$harness>::start(Reader::$reader, Mode::$mode, lease));
         }
     };
 }

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use posthaste::{Event, FaultKind, Mode, Outbox, OutboxStatus, WriterHook};
+use posthaste_backend_tests::servers::{Cutter, Keep};
 use posthaste_core::outbox::Store;
-use posthaste_testing::servers::{Cutter, Keep};
 use posthaste_testing::{HookCall, RecordingHook};
 use sqlx::postgres::PgPoolOptions;
 

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste::{Event, FaultKind, Mode, Outbox, OutboxStatus, Pool};
+use posthaste_backend_tests::servers::{self, Cutter, Keep};
 use posthaste_core::outbox::Store;
-use posthaste_testing::servers::{self, Cutter, Keep};
 use posthaste_testing::{HookCall, RecordingHook};
 use tokio::sync::mpsc;
 

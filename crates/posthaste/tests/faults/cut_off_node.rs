@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use posthaste::{Event, Listeners, Mode, Outbox, OutboxStatus, Pool};
+use posthaste_backend_tests::servers::{self, Cutter, Keep};
 use posthaste_core::outbox::Store;
-use posthaste_testing::servers::{self, Cutter, Keep};
 use sqlx::{MySqlPool, PgPool};
 
 use crate::process::wait_until;

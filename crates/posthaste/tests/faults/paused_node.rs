@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use posthaste::Mode;
-use posthaste_testing::servers;
+use posthaste_backend_tests::servers;
 
 use crate::checker::History;
 use crate::node::{Role, now_millis};

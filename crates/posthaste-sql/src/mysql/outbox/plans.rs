@@ -1,8 +1,8 @@
 //! How MariaDB executes the statements that run all the time. A plan that scans or sorts is a bug that only shows at
 //! size, and one that depends on statistics is a bug that shows one night.
 
+use posthaste_backend_tests::servers;
 use posthaste_core::outbox::{DeadFilter, DeadHead, Mode, Purge, TableName};
-use posthaste_testing::servers;
 use sqlx::{AssertSqlSafe, Connection, MySqlConnection, Row};
 use tokio::sync::OnceCell;
 

@@ -1,8 +1,8 @@
 //! How PostgreSQL executes the statements that run all the time. A plan that scans or sorts is a bug that only shows at
 //! size, and one that depends on statistics is a bug that shows one night.
 
+use posthaste_backend_tests::servers;
 use posthaste_core::outbox::{DeadHead, Mode, Purge, TableName};
-use posthaste_testing::servers;
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use super::settle::Locked;

@@ -22,7 +22,8 @@ use crate::sqlite::clock::{millis, millis_of, span};
 use crate::sqlite::errors::{doing, store_error};
 use crate::sqlite::json::json;
 
-/// The event types with due rows, and for how long the first row of each has been due, in milliseconds. A loose index
+/// The event types with pending rows, and for how long the first row of each has been due, in milliseconds (negative if
+/// it is not due). A loose index
 /// scan: one seek per type, however many rows each has.
 pub(super) const PENDING_TYPES: &str = "WITH RECURSIVE kind (event_type) AS (
          SELECT min(event_type) FROM {table} INDEXED BY {table}_pending_of_type WHERE status IN (0, 2)
@@ -33,8 +34,8 @@ pub(super) const PENDING_TYPES: &str = "WITH RECURSIVE kind (event_type) AS (
      )
      SELECT typeof(event_type) = 'text', CAST(event_type AS BLOB), {now_ms} - (
          SELECT due FROM {table} INDEXED BY {table}_pending_of_type
-         WHERE status IN (0, 2) AND event_type = kind.event_type ORDER BY due LIMIT 1) AS age
-     FROM kind WHERE event_type IS NOT NULL AND age >= 0";
+         WHERE status IN (0, 2) AND event_type = kind.event_type ORDER BY due LIMIT 1)
+     FROM kind WHERE event_type IS NOT NULL";
 
 /// Reads due rows, in the order of delivery, for claims in memory. Binds: see [`due_rows`].
 pub(super) fn pending(of_one_type: bool) -> String {
@@ -378,9 +379,12 @@ impl OutboxStore {
         let rows = sqlx::query(self.sql(PENDING_TYPES)).fetch_all(self.0.database.readers()).await?;
         let (mut types, mut undecodable) = (Vec::with_capacity(rows.len()), Vec::new());
         for row in &rows {
-            let (is_text, bytes) = (row.try_get(0)?, row.try_get(1)?);
+            let (is_text, bytes, age): (bool, &[u8], i64) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+            if age < 0 {
+                continue;
+            }
             match std::str::from_utf8(bytes) {
-                Ok(event_type) if is_text => types.push((event_type.to_owned(), span(row.try_get(2)?))),
+                Ok(event_type) if is_text => types.push((event_type.to_owned(), span(age))),
                 _ => undecodable.push(UndecodableType { is_text, bytes: bytes.to_vec() }),
             }
         }

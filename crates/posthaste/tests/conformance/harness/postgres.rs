@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste::postgres::OutboxStore;
-use posthaste_testing::servers;
+use posthaste_backend_tests::servers;
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, Transaction};
 

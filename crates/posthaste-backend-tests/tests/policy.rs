@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// The crates of ours that each crate may depend on. Tests may also use posthaste-testing.
+/// The crates of ours that each crate may depend on. Tests may also use posthaste-testing and posthaste-backend-tests.
 const ARROWS: &[(&str, &[&str])] = &[
     ("posthaste-core", &[]),
     ("posthaste-sql", &["posthaste-core"]),
@@ -20,6 +20,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     ("posthaste", &["posthaste-core", "posthaste-sql"]),
     ("posthaste-testing", &["posthaste-core"]),
+    ("posthaste-backend-tests", &["posthaste-core", "posthaste-testing"]),
 ];
 
 /// Technologies, and the crates of ours that may use each.

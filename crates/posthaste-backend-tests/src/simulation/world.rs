@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::checker::{Ended, Ledger, Violation};
 use super::{Sabotage, Summary, TABLE};
-use crate::MemoryDatabase;
+use posthaste_testing::MemoryDatabase;
 
 /// The state that all nodes of one run share: the database, the random generator, and the ledger of deliveries.
 #[derive(Clone)]

@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use posthaste_backend_tests::MemorySink;
 use posthaste_core::outbox::roles::*;
 use posthaste_core::outbox::{Mode, OutboxItem, OutboxRow, OutboxSource, OutboxStatus, Pool, Reader, Table, TableName};
 use posthaste_core::{
     Claim, Claimed, Event, Failure, FaultKind, OnStop, Outcome, Relay, RelayOptions, RetryPolicy, Settled, Settlement,
     Source, StoreError, Wakeup,
 };
-use posthaste_testing::{MemoryDatabase, MemoryOutbox, MemorySink};
+use posthaste_testing::{MemoryDatabase, MemoryOutbox};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;

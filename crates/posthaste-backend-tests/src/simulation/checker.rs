@@ -7,7 +7,7 @@ use posthaste_core::{FailureClass, Outcome};
 use tokio::time::Instant;
 
 use super::{LEASE, Summary};
-use crate::memory::MemoryTable;
+use posthaste_testing::MemoryTable;
 
 /// A promise that a run broke.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 
 use super::world::{Fault, Life, World};
 use super::{Sabotage, TABLE};
-use crate::{MemoryConnection, MemoryOutbox, MemoryTransaction};
+use posthaste_testing::{MemoryConnection, MemoryOutbox, MemoryTransaction};
 
 /// The database as a node sees it, with faults.
 pub(super) struct FaultyDatabase {

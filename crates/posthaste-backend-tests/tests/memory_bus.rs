@@ -1,8 +1,8 @@
 //! The laws of the bus on the in-memory bus, which tests both the bus and the suite.
 
 use async_trait::async_trait;
-use posthaste_testing::MemoryBus;
-use posthaste_testing::bus_laws::{BusHarness, LEASE};
+use posthaste_backend_tests::MemoryBus;
+use posthaste_backend_tests::bus_laws::{BusHarness, LEASE};
 
 struct Memory(MemoryBus);
 
@@ -16,9 +16,9 @@ impl BusHarness for Memory {
 }
 
 mod with_one_partition {
-    posthaste_testing::bus_laws!(super::Memory(super::MemoryBus::new(1, super::LEASE)));
+    posthaste_backend_tests::bus_laws!(super::Memory(super::MemoryBus::new(1, super::LEASE)));
 }
 
 mod with_four_partitions {
-    posthaste_testing::bus_laws!(super::Memory(super::MemoryBus::new(4, super::LEASE)));
+    posthaste_backend_tests::bus_laws!(super::Memory(super::MemoryBus::new(4, super::LEASE)));
 }

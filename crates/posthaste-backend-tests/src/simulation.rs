@@ -17,8 +17,8 @@ use posthaste_core::StoreError;
 use posthaste_core::outbox::{DeadFilter, Mode, Outbox, StartError};
 use tokio::time::{Instant, sleep};
 
-use crate::{MemoryDatabase, MemoryOutbox};
 use node::Nodes;
+use posthaste_testing::{MemoryDatabase, MemoryOutbox};
 use world::World;
 
 pub use checker::Violation;

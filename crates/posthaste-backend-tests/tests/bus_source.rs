@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use posthaste_backend_tests::{MemoryBus, MemorySink};
 use posthaste_core::bus::{Bus, Consumer, Record, Topics, route};
 use posthaste_core::{
     BusItem, BusSource, BusSourceOptions, Decoded, Failure, FaultKind, Outcome, Relay, RelayOptions, RetryPolicy,
     StoreError,
 };
-use posthaste_testing::{MemoryBus, MemorySink};
 use tokio_util::sync::CancellationToken;
 
 type Sink = MemorySink<BusItem<String>>;

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
-use posthaste_testing::servers::{self, Cutter, Keep, MariaDb, Postgres};
+use posthaste_backend_tests::servers::{self, Cutter, Keep, MariaDb, Postgres};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::Command;

@@ -1,9 +1,9 @@
 //! Thousands of random runs. To repeat one seed in every mode:
-//! `POSTHASTE_SEED=17 cargo test -p posthaste-testing --test simulation`. With `POSTHASTE_TRACE=1` and `--nocapture` it
+//! `POSTHASTE_SEED=17 cargo test -p posthaste-backend-tests --test simulation`. With `POSTHASTE_TRACE=1` and `--nocapture` it
 //! prints every step.
 
+use posthaste_backend_tests::simulation::{Sabotage, Summary, simulate};
 use posthaste_core::outbox::{DeadHead, Mode};
-use posthaste_testing::simulation::{Sabotage, Summary, simulate};
 
 /// The number of seeds in each mode; `POSTHASTE_SEEDS` overrides it.
 const SEEDS: u64 = 1_500;

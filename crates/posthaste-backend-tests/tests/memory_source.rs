@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use posthaste_backend_tests::source_laws::{KeyedSourceHarness, SourceHarness};
 use posthaste_core::Event;
 use posthaste_core::outbox::roles::*;
 use posthaste_core::outbox::{Mode, OutboxItem, OutboxSource, Pool, Reader, Table, TableName};
-use posthaste_testing::source_laws::{KeyedSourceHarness, SourceHarness};
 use posthaste_testing::{MemoryDatabase, MemoryOutbox};
 
 struct Harness {
@@ -65,18 +65,18 @@ impl KeyedSourceHarness for Harness {
 mod dispatcher_of_one_node {
     use super::*;
 
-    posthaste_testing::source_laws!(|lease| Harness::start(Reader::Dispatcher, Mode::SingleNode, lease));
+    posthaste_backend_tests::source_laws!(|lease| Harness::start(Reader::Dispatcher, Mode::SingleNode, lease));
 }
 
 mod channel_of_many_nodes {
     use super::*;
 
-    posthaste_testing::source_laws!(|lease| Harness::start(Reader::Channels, Mode::MultiNode, lease));
+    posthaste_backend_tests::source_laws!(|lease| Harness::start(Reader::Channels, Mode::MultiNode, lease));
 }
 
 mod in_order {
     use super::*;
 
-    posthaste_testing::source_laws!(|lease| Harness::start(Reader::Dispatcher, Mode::ORDERED, lease));
-    posthaste_testing::keyed_source_laws!(|lease| Harness::start(Reader::Dispatcher, Mode::ORDERED, lease));
+    posthaste_backend_tests::source_laws!(|lease| Harness::start(Reader::Dispatcher, Mode::ORDERED, lease));
+    posthaste_backend_tests::keyed_source_laws!(|lease| Harness::start(Reader::Dispatcher, Mode::ORDERED, lease));
 }

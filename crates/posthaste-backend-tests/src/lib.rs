@@ -1,0 +1,20 @@
+//! What only our own tests need. A service that tests its events uses `posthaste-testing` instead.
+//!
+//! - The laws of each seam as a suite: [`source_laws`], [`bus_laws`], [`hub_laws`]. A backend is right when it passes the
+//!   suite of its seam.
+//! - The [`simulation`]: many processes on one in-memory database with injected faults, and a checker of what they did.
+//! - [`servers`]: a real PostgreSQL and a real MariaDB, to be used and to be crashed.
+//! - [`MemoryBus`] and [`MemorySink`]: a bus and a sink without I/O.
+
+#![warn(missing_docs)]
+
+pub mod bus_laws;
+pub mod hub_laws;
+mod memory_bus;
+mod memory_sink;
+pub mod servers;
+pub mod simulation;
+pub mod source_laws;
+
+pub use memory_bus::MemoryBus;
+pub use memory_sink::MemorySink;
