@@ -149,8 +149,9 @@ impl Channels {
             chunk: outbox.batch_size,
             batch: outbox.batch_size,
             max_in_flight: 2 * outbox.batch_size,
-            // Rows of other programs are found by one query for all channels; this poll is only the net below it.
-            poll_interval: Duration::from_secs(60),
+            // One query for all channels finds rows of other programs, so a channel need not poll. It does so once in a while,
+            // in case a wake-up is lost; a thousand idle channels must not cost CPU.
+            poll_interval: Duration::from_secs(15 * 60),
             retry: RetryPolicy::Exponential {
                 base: outbox.backoff_base,
                 max: outbox.backoff_max,

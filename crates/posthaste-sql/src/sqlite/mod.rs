@@ -17,8 +17,6 @@ mod unreadable;
 mod writer;
 mod writer_lock;
 
-pub mod probe;
-
 pub use channels::ChannelTable;
 pub use database::{Database, OpenError, file_of};
 pub use dead_letters::DeadLetterTable;

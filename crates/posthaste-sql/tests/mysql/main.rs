@@ -3,4 +3,6 @@
 
 mod migrations;
 mod outbox;
+#[path = "../shared/server_support.rs"]
+mod server_support;
 mod support;

@@ -1,14 +1,11 @@
-//! Behaviour that only MariaDB has: its texts, its times, its numbers, and rows that `mariadb` writes.
-
-use std::process::Command;
+//! Behaviour that only MariaDB has: its texts, its times and its numbers.
 
 use posthaste_core::outbox::roles::*;
 use posthaste_core::outbox::{Mode, OperatorStore, Reader};
 use posthaste_core::{Disposition, Event, Failure, Settled, Source};
 use posthaste_sql::TableName;
-use sqlx::AssertSqlSafe;
 
-use crate::support::{LEASE, MODES, MySql, event, ids, open, settle};
+use crate::support::{MODES, MySql, event, ids, open, settle};
 
 #[tokio::test]
 async fn every_text_is_kept_also_in_a_database_of_latin1() {
@@ -30,21 +27,6 @@ async fn every_text_is_kept_also_in_a_database_of_latin1() {
     let failed = Disposition::Dead(Failure::permanent("x", text));
     assert_eq!(settle(&source, &items[0], failed).await, Settled::Applied);
     assert_eq!(outbox.store().find("1").await.unwrap().unwrap().last_error.unwrap(), format!("x: {text}"));
-}
-
-#[tokio::test]
-async fn a_text_that_is_too_long_is_refused_at_insert() {
-    let mysql = MySql::start().await;
-    mysql.dispatcher(Mode::SingleNode).await;
-    for column in ["event_type", "aggregate_type", "aggregate_id", "tenant_id", "source_service", "content_type"] {
-        let rest = if column == "event_type" { "" } else { ", event_type" };
-        let value = if column == "event_type" { "" } else { ", 't'" };
-        let insert = |length: usize| {
-            format!("INSERT INTO outbox_event (payload, {column}{rest}) VALUES ('', REPEAT('é', {length}){value})")
-        };
-        sqlx::raw_sql(AssertSqlSafe(insert(255))).execute(&mysql.pool).await.unwrap();
-        assert!(sqlx::raw_sql(AssertSqlSafe(insert(256))).execute(&mysql.pool).await.is_err(), "{column}");
-    }
 }
 
 /// Where several servers share a table, the numbers of rows have gaps.
@@ -88,37 +70,6 @@ async fn times_are_in_utc_whatever_the_session_says() {
             let age = chrono::Utc::now() - row.created_at;
             assert!(age.abs() < chrono::TimeDelta::minutes(5), "{id} is {age} old");
         }
-    }
-}
-
-#[tokio::test]
-async fn foreign_inserts_need_two_columns() {
-    for mode in MODES {
-        let mysql = MySql::start().await;
-        let outbox = mysql.dispatcher(mode).await;
-        let (server, database) = mysql.url.rsplit_once('/').unwrap();
-        let (_, port) = server.rsplit_once(':').unwrap();
-        let mariadb = Command::new("mariadb")
-            .args(["--no-defaults", "-h", "127.0.0.1", "-u", "root", "-P", port, database, "-e"])
-            .arg(
-                r#"INSERT INTO outbox_event (event_type, payload) VALUES ('plain', '{"a" : "\\\\x41 \\n"}');
-                   INSERT INTO outbox_event (event_type, payload, available_at)
-                       VALUES ('past', '{}', '2026-01-01 00:00:00'), ('future', '{}', '2999-01-01 00:00:00');
-                   INSERT INTO outbox_event (event_type, payload, headers, occurred_at)
-                       VALUES ('full', '{}', '{"z":"1","a":"2"}', '2026-01-01 10:00:00')"#,
-            )
-            .output()
-            .expect("the program mariadb is installed: run ./test, or apt-get install mariadb-client-core");
-        assert!(mariadb.status.success(), "{}", String::from_utf8_lossy(&mariadb.stderr));
-        let claim = outbox.dispatcher_source().claim(10).await.unwrap();
-        let types: Vec<&str> = claim.items.iter().map(|claimed| claimed.item.event.event_type()).collect();
-        assert_eq!(types, ["past", "plain", "full"], "in the order of becoming due");
-        assert_eq!(claim.items[1].item.event.payload().as_bytes(), br#"{"a" : "\\x41 \n"}"#);
-        assert_eq!(claim.items[1].item.event.id().len(), 36);
-        let headers = [("z".to_owned(), "1".to_owned()), ("a".to_owned(), "2".to_owned())];
-        assert_eq!(claim.items[2].item.event.headers(), headers, "in their order");
-        assert_eq!(claim.items[2].item.event.occurred_at().to_rfc3339(), "2026-01-01T10:00:00+00:00");
-        assert!(claim.next_due.unwrap() > LEASE / 4, "the future is far");
     }
 }
 

@@ -4,4 +4,6 @@
 mod migrations;
 mod outbox;
 mod pool;
+#[path = "../shared/server_support.rs"]
+mod server_support;
 mod support;

@@ -9,6 +9,7 @@ mod drain;
 mod hot;
 mod probe;
 mod report;
+mod sqlite;
 mod table;
 
 use report::Report;
@@ -22,5 +23,6 @@ async fn main() {
     let server = posthaste_backend_tests::servers::Postgres::start_with(settings).await;
     hot::measure(&mut report, server.url()).await;
     drain::measure(&mut report, server.url()).await;
+    sqlite::measure(&mut report).await;
     report.print();
 }

@@ -2,6 +2,7 @@
 //! A new database of each kind for one test, and the helpers that tests share.
 
 use std::collections::HashMap;
+use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -67,14 +68,9 @@ pub trait Harness: Sized + Send + Sync + 'static {
     async fn tamper(&self, tamper: Tamper<'_>);
 }
 
-/// A database that other programs reach with SQL.
+/// Plain SQL, as any other program would run it.
 #[async_trait]
-pub trait Database: Harness {
-    /// A backslash in an SQL text.
-    const BACKSLASH: &'static str = "\\";
-    /// The size of the largest payload that its SQL functions can make.
-    const HUGE: usize = 20_000_000;
-
+pub trait SqlAccess: Harness {
     async fn execute(&self, sql: &str);
 
     /// The one text that a query returns.
@@ -83,8 +79,47 @@ pub trait Database: Harness {
     /// The texts that a query returns, row by row.
     async fn texts(&self, sql: &str) -> Vec<String>;
 
-    /// Executes on a connection of the service, and so in its transaction.
+    /// Executes on a connection of the service, so in its transaction.
     async fn execute_on(connection: &mut <Self::Store as WriteStore>::Connection, sql: &str);
+}
+
+/// Implements [`SqlAccess`] for a harness with a pool `outsider`.
+macro_rules! sql_access {
+    ($harness:ty, $connection:ty) => {
+        #[async_trait::async_trait]
+        impl crate::harness::SqlAccess for $harness {
+            async fn execute(&self, sql: &str) {
+                sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&self.outsider).await.unwrap();
+            }
+
+            async fn text(&self, sql: &str) -> Option<String> {
+                sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).fetch_one(&self.outsider).await.unwrap()
+            }
+
+            async fn texts(&self, sql: &str) -> Vec<String> {
+                sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).fetch_all(&self.outsider).await.unwrap()
+            }
+
+            async fn execute_on(connection: &mut $connection, sql: &str) {
+                sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(connection).await.unwrap();
+            }
+        }
+    };
+}
+pub(crate) use sql_access;
+
+/// A database that other programs reach with SQL.
+pub trait Database: Harness + SqlAccess {
+    /// A backslash in an SQL text.
+    const BACKSLASH: &'static str = "\\";
+    /// The size of the largest payload that its SQL functions can make.
+    const HUGE: usize = 20_000_000;
+
+    /// What follows a time in a text to say that it is in UTC.
+    const UTC: &'static str;
+
+    /// The command-line client of this database, to be given SQL as the last argument.
+    fn client(&self) -> Command;
 
     /// A FROM clause with the numbers from 1 to `count`, as a column `n`.
     fn numbers(count: u64) -> String;

@@ -9,8 +9,8 @@ use posthaste_core::outbox::roles::*;
 use posthaste_core::{Signal, Source};
 
 use crate::harness::{
-    Database, Harness, MODES, claim, claimed_ids, dispatcher, insert, named, node, on_every_database, on_every_store,
-    row, write, write_to, writer,
+    Database, Harness, LEASE, MODES, claim, claimed_ids, dispatcher, insert, named, node, on_every_database,
+    on_every_server, on_every_store, row, write, write_to, writer,
 };
 
 on_every_store! {
@@ -23,6 +23,11 @@ on_every_store! {
 
 on_every_database! {
     a_duplicate_event_id_is_refused,
+    a_command_line_client_needs_two_columns,
+}
+
+on_every_server! {
+    a_text_that_is_too_long_is_refused_at_insert,
 }
 
 async fn a_write_is_seen_after_its_commit_and_never_after_a_rollback<H: Harness>(db: H) {
@@ -130,4 +135,48 @@ async fn a_delay_counts_from_the_databases_clock<H: Harness>(db: H) {
         assert!(row(&outbox, id).await.available_at > Utc::now() + TimeDelta::days(36_000), "{id}");
     }
     assert_eq!(claimed_ids(&claim(&node(&db, Mode::SingleNode).await, 10).await), ["ancient", "in-the-future"]);
+}
+
+/// Any program may write events with the client that comes with the database: `psql`, `mariadb`, `sqlite3`.
+async fn a_command_line_client_needs_two_columns<H: Database>(db: H) {
+    drop(db);
+    for mode in MODES {
+        let db = H::start().await;
+        let table = dispatcher(&db, mode).await;
+        let (backslash, utc) = (H::BACKSLASH, H::UTC);
+        let inserts = format!(
+            r#"INSERT INTO outbox_event (event_type, payload)
+                   VALUES ('plain', '{{"a" : "{backslash}{backslash}x41 {backslash}n"}}');
+               INSERT INTO outbox_event (event_type, payload, available_at)
+                   VALUES ('past', '{{}}', '2026-01-01 00:00:00{utc}'), ('future', '{{}}', '2999-01-01 00:00:00{utc}');
+               INSERT INTO outbox_event (event_type, payload, headers, occurred_at)
+                   VALUES ('full', '{{}}', '{{"z":"1","a":"2"}}', '2026-01-01 10:00:00{utc}');"#
+        );
+        let client = db.client().arg(inserts).output();
+        let client = client.expect("the database's client is installed: run ./test, which installs it");
+        assert!(client.status.success(), "{}", String::from_utf8_lossy(&client.stderr));
+        let claim = table.dispatcher_source().claim(10).await.unwrap();
+        let events: Vec<_> = claim.items.iter().map(|claimed| &claimed.item.event).collect();
+        let types: Vec<&str> = events.iter().map(|event| event.event_type()).collect();
+        assert_eq!(types, ["past", "plain", "full"], "in the order in which they became due");
+        assert_eq!(events[1].payload().as_bytes(), br#"{"a" : "\\x41 \n"}"#);
+        assert!(events[1].id().len() >= 32, "the database makes an id: {}", events[1].id());
+        let headers = [("z".to_owned(), "1".to_owned()), ("a".to_owned(), "2".to_owned())];
+        assert_eq!(events[2].headers(), headers, "in their order");
+        assert_eq!(events[2].occurred_at().to_rfc3339(), "2026-01-01T10:00:00+00:00");
+        assert!(claim.next_due.unwrap() > LEASE / 4, "the future is far");
+    }
+}
+
+async fn a_text_that_is_too_long_is_refused_at_insert<H: Database>(db: H) {
+    dispatcher(&db, Mode::SingleNode).await;
+    for column in ["event_type", "aggregate_type", "aggregate_id", "tenant_id", "source_service", "content_type"] {
+        let (rest, value) = if column == "event_type" { ("", "") } else { (", event_type", ", 't'") };
+        let insert = |length: usize| {
+            format!("INSERT INTO outbox_event (payload, {column}{rest}) VALUES ('', repeat('é', {length}){value})")
+        };
+        db.execute(&insert(255)).await;
+        let refused = db.client().arg(insert(256)).output().expect("the database's client is installed: run ./test");
+        assert!(!refused.status.success(), "{column}");
+    }
 }

@@ -8,7 +8,7 @@ use posthaste_testing::{HookCall, RecordingHook};
 use tokio::time::timeout;
 
 use crate::harness::{
-    Calls, Database, Harness, MySql, PATIENCE, Postgres, all_done, event, named, on_every_store, outbox, row, until,
+    Calls, Harness, MySql, PATIENCE, Postgres, SqlAccess, all_done, event, named, on_every_store, outbox, row, until,
 };
 
 on_every_store! {

@@ -10,8 +10,8 @@ use posthaste_testing::{HookCall, RecordingHook};
 use sqlx::postgres::PgPoolOptions;
 
 use crate::harness::{
-    Calls, Database, Harness, Memory, Postgres, all_back, all_done, event, events, on_every_database, on_every_store,
-    outbox, row_when, watched, writer,
+    Calls, Database, Harness, Memory, Postgres, SqlAccess, all_back, all_done, event, events, on_every_database,
+    on_every_store, outbox, row_when, watched, writer,
 };
 
 on_every_store! {

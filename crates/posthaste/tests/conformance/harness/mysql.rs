@@ -1,12 +1,13 @@
+use std::process::Command;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste::mysql::OutboxStore;
 use posthaste_backend_tests::servers;
 use sqlx::mysql::MySqlPoolOptions;
-use sqlx::{AssertSqlSafe, MySqlConnection, MySqlPool, Transaction};
+use sqlx::{MySqlConnection, MySqlPool, Transaction};
 
-use super::{Database, Harness, Tamper};
+use super::{Database, Harness, Tamper, sql_access};
 
 pub struct MySql {
     url: String,
@@ -70,25 +71,20 @@ impl Harness for MySql {
     }
 }
 
-#[async_trait]
+sql_access!(MySql, MySqlConnection);
+
 impl Database for MySql {
     const BACKSLASH: &'static str = "\\\\";
     const HUGE: usize = 16_000_000;
 
-    async fn execute(&self, sql: &str) {
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.outsider).await.unwrap();
-    }
+    const UTC: &'static str = "";
 
-    async fn text(&self, sql: &str) -> Option<String> {
-        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.outsider).await.unwrap()
-    }
-
-    async fn texts(&self, sql: &str) -> Vec<String> {
-        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&self.outsider).await.unwrap()
-    }
-
-    async fn execute_on(connection: &mut MySqlConnection, sql: &str) {
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.unwrap();
+    fn client(&self) -> Command {
+        let (server, database) = self.url.rsplit_once('/').unwrap();
+        let (_, port) = server.rsplit_once(':').unwrap();
+        let mut mariadb = Command::new("mariadb");
+        mariadb.args(["--no-defaults", "-h", "127.0.0.1", "-u", "root", "-P", port, database, "-e"]);
+        mariadb
     }
 
     fn numbers(count: u64) -> String {

@@ -1,12 +1,13 @@
+use std::process::Command;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste::postgres::OutboxStore;
 use posthaste_backend_tests::servers;
 use sqlx::postgres::PgPoolOptions;
-use sqlx::{AssertSqlSafe, PgConnection, PgPool, Transaction};
+use sqlx::{PgConnection, PgPool, Transaction};
 
-use super::{Database, Harness, Tamper};
+use super::{Database, Harness, Tamper, sql_access};
 
 pub struct Postgres {
     pub url: String,
@@ -66,22 +67,15 @@ impl Harness for Postgres {
     }
 }
 
-#[async_trait]
+sql_access!(Postgres, PgConnection);
+
 impl Database for Postgres {
-    async fn execute(&self, sql: &str) {
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.outsider).await.unwrap();
-    }
+    const UTC: &'static str = "+00";
 
-    async fn text(&self, sql: &str) -> Option<String> {
-        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.outsider).await.unwrap()
-    }
-
-    async fn texts(&self, sql: &str) -> Vec<String> {
-        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&self.outsider).await.unwrap()
-    }
-
-    async fn execute_on(connection: &mut PgConnection, sql: &str) {
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.unwrap();
+    fn client(&self) -> Command {
+        let mut psql = Command::new("psql");
+        psql.args([&self.url, "-q", "-v", "ON_ERROR_STOP=1", "-c"]);
+        psql
     }
 
     fn numbers(count: u64) -> String {

@@ -1,3 +1,4 @@
+use std::process::Command;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -5,10 +6,10 @@ use chrono::TimeDelta;
 use posthaste::Mode;
 use posthaste::sqlite::OutboxStore;
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePoolOptions};
-use sqlx::{AssertSqlSafe, SqliteConnection, SqlitePool, Transaction};
+use sqlx::{SqliteConnection, SqlitePool, Transaction};
 use tempfile::TempDir;
 
-use super::{Database, Harness, Tamper};
+use super::{Database, Harness, Tamper, sql_access};
 
 pub struct Sqlite {
     folder: TempDir,
@@ -76,22 +77,15 @@ impl Harness for Sqlite {
     }
 }
 
-#[async_trait]
+sql_access!(Sqlite, SqliteConnection);
+
 impl Database for Sqlite {
-    async fn execute(&self, sql: &str) {
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&self.outsider).await.unwrap();
-    }
+    const UTC: &'static str = "Z";
 
-    async fn text(&self, sql: &str) -> Option<String> {
-        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.outsider).await.unwrap()
-    }
-
-    async fn texts(&self, sql: &str) -> Vec<String> {
-        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_all(&self.outsider).await.unwrap()
-    }
-
-    async fn execute_on(connection: &mut SqliteConnection, sql: &str) {
-        sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.unwrap();
+    fn client(&self) -> Command {
+        let mut sqlite = Command::new("sqlite3");
+        sqlite.arg(self.folder.path().join("service.db"));
+        sqlite
     }
 
     fn numbers(count: u64) -> String {
