@@ -15,3 +15,4 @@ mod watched;
 pub use cutter::{Cutter, Keep};
 pub use mariadb::{MariaDb, mariadb};
 pub use postgres::{Postgres, postgres};
+pub use watched::CrashableServer;

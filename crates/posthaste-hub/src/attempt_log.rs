@@ -21,13 +21,19 @@ pub(crate) trait Described: Send + Sync + 'static {
     fn event_type(&self) -> &str;
 
     /// The subscription that it goes to, where it goes to one.
-    fn subscription(&self) -> Option<&str>;
+    fn subscription(&self) -> Option<&str> {
+        None
+    }
 
     /// The address that it goes to. Items of one address share a limit of lines; the address is never logged.
-    fn endpoint(&self) -> &str;
+    fn endpoint(&self) -> &str {
+        ""
+    }
 
     /// The number of the attempt, given that the relay's own count is this.
-    fn attempt(&self, counted: u32) -> u32;
+    fn attempt(&self, counted: u32) -> u32 {
+        counted
+    }
 }
 
 /// Writes the lines, and suppresses those of an endpoint that causes too many.
@@ -123,18 +129,6 @@ impl Described for OutboxItem {
     fn event_type(&self) -> &str {
         self.event.event_type()
     }
-
-    fn subscription(&self) -> Option<&str> {
-        None
-    }
-
-    fn endpoint(&self) -> &str {
-        ""
-    }
-
-    fn attempt(&self, counted: u32) -> u32 {
-        counted
-    }
 }
 
 impl Described for BusItem<EventHubEvent> {
@@ -144,18 +138,6 @@ impl Described for BusItem<EventHubEvent> {
 
     fn event_type(&self) -> &str {
         &self.value.event_type
-    }
-
-    fn subscription(&self) -> Option<&str> {
-        None
-    }
-
-    fn endpoint(&self) -> &str {
-        ""
-    }
-
-    fn attempt(&self, counted: u32) -> u32 {
-        counted
     }
 }
 
@@ -174,10 +156,6 @@ impl Described for BusItem<OutboxEvent> {
 
     fn endpoint(&self) -> &str {
         &self.value.endpoint
-    }
-
-    fn attempt(&self, counted: u32) -> u32 {
-        counted
     }
 }
 

@@ -1,6 +1,7 @@
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use posthaste_core::Event;
+use posthaste_core::lock;
 use posthaste_core::outbox::{HookError, WriterHook};
 
 /// A writer hook that remembers its calls and their order.
@@ -34,7 +35,7 @@ impl RecordingHook {
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<HookCall>> {
-        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.0)
     }
 }
 

@@ -1,8 +1,9 @@
 //! A proxy that cuts connections.
 
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use posthaste_core::lock;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy, sink};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
@@ -112,7 +113,7 @@ impl Cutter {
 
     /// Closes every connection, and returns when that is done. New connections work.
     pub async fn cut_all(&self) {
-        let mut connections = std::mem::take(&mut *self.connections.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut connections = std::mem::take(&mut *lock(&self.connections));
         connections.shutdown().await;
         // The connection that was being cut may be among them.
         cut_is_done(&self.trap);
@@ -154,7 +155,7 @@ async fn accept(listener: TcpListener, proxy: Proxy, connections: Arc<Mutex<Join
             number = traffic.connections;
         });
         let proxy = proxy.clone();
-        connections.lock().unwrap_or_else(PoisonError::into_inner).spawn(async move {
+        lock(&connections).spawn(async move {
             // A server that is down refuses; the client then sees its connection end.
             if let Ok(server) = TcpStream::connect(&proxy.server).await
                 && relay(client, server, &proxy, number).await.is_some()

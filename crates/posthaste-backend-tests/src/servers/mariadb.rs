@@ -4,7 +4,7 @@ use std::process::Command;
 
 use tokio::sync::OnceCell;
 
-use super::watched::{Server, create_database};
+use super::watched::{CrashableServer, Server, create_database};
 
 const SCRIPT: &str = concat!(include_str!("mariadb.sh"), include_str!("watch.sh"));
 
@@ -18,43 +18,16 @@ pub async fn mariadb() -> String {
     database(SERVER.get_or_init(|| Server::start(SCRIPT, fast)).await).await
 }
 
-/// A MariaDB for one test, to crash and start again. It is removed when the process ends, or when dropped.
-///
-/// Commits survive a crash of the server, but not a crash of the machine: the server does not wait for the disk.
-pub struct MariaDb {
-    server: Server,
-    url: String,
-}
+/// A MariaDB for one test. A crash is a `kill -9`.
+pub struct MariaDb;
 
 impl MariaDb {
     /// Starts a server that holds one empty database.
-    pub async fn start() -> Self {
+    pub async fn start() -> CrashableServer {
         // A killed process may leave a page half written, so the doublewrite buffer stays on.
         let server = Server::start(SCRIPT, "--innodb-flush-log-at-trx-commit=2").await;
         let url = database(&server).await;
-        Self { server, url }
-    }
-
-    /// The URL of its database, the same through every restart.
-    pub fn url(&self) -> &str {
-        &self.url
-    }
-
-    /// Crashes the server (`kill -9`) and starts it again on the same port and data; returns when it accepts
-    /// connections.
-    pub async fn restart(&mut self) {
-        self.stop().await;
-        self.start_again().await;
-    }
-
-    /// Crashes the server (`kill -9`); returns when nothing listens on its port.
-    pub async fn stop(&mut self) {
-        self.server.stop().await;
-    }
-
-    /// Starts the stopped server on the same port and data; returns when it accepts connections.
-    pub async fn start_again(&mut self) {
-        self.server.start_again().await;
+        CrashableServer::new(server, url)
     }
 }
 

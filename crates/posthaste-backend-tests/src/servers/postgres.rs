@@ -4,7 +4,7 @@ use std::process::Command;
 
 use tokio::sync::OnceCell;
 
-use super::watched::{Server, create_database};
+use super::watched::{CrashableServer, Server, create_database};
 
 const SCRIPT: &str = concat!(include_str!("postgres.sh"), include_str!("watch.sh"));
 
@@ -17,47 +17,20 @@ pub async fn postgres() -> String {
     database(SERVER.get_or_init(|| Server::start(SCRIPT, fast)).await).await
 }
 
-/// A PostgreSQL for one test, to crash and start again. It is removed when the process ends, or when dropped.
-///
-/// Commits survive a crash of the server, but not a crash of the machine: the server does not wait for the disk.
-pub struct Postgres {
-    server: Server,
-    url: String,
-}
+/// A PostgreSQL for one test. A crash is an immediate stop.
+pub struct Postgres;
 
 impl Postgres {
     /// Starts a server that holds one empty database.
-    pub async fn start() -> Self {
+    pub async fn start() -> CrashableServer {
         Self::start_with("-c synchronous_commit=on").await
     }
 
     /// Starts a server with these settings on its command line, such as `-c fsync=on`.
-    pub async fn start_with(settings: &'static str) -> Self {
+    pub async fn start_with(settings: &'static str) -> CrashableServer {
         let server = Server::start(SCRIPT, settings).await;
         let url = database(&server).await;
-        Self { server, url }
-    }
-
-    /// The URL of its database, the same through every restart.
-    pub fn url(&self) -> &str {
-        &self.url
-    }
-
-    /// Crashes the server (an immediate stop) and starts it again on the same port and data; returns when it accepts
-    /// connections.
-    pub async fn restart(&mut self) {
-        self.stop().await;
-        self.start_again().await;
-    }
-
-    /// Crashes the server (an immediate stop); returns when nothing listens on its port.
-    pub async fn stop(&mut self) {
-        self.server.stop().await;
-    }
-
-    /// Starts the stopped server on the same port and data; returns when it accepts connections.
-    pub async fn start_again(&mut self) {
-        self.server.start_again().await;
+        CrashableServer::new(server, url)
     }
 }
 

@@ -5,7 +5,9 @@ use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use posthaste_core::lock;
 
 /// A running or stopped server with its data. When this value is dropped or the process ends, even if it is killed, the
 /// shell that reads the pipe stops the server and removes its data.
@@ -39,7 +41,42 @@ impl Server {
 
     async fn order(&self, order: &'static str) {
         let shell = Arc::clone(&self.shell);
-        blocking(move || shell.lock().unwrap_or_else(PoisonError::into_inner).obey(order)).await;
+        blocking(move || lock(&shell).obey(order)).await;
+    }
+}
+
+/// A server for one test, to crash and start again. It is removed when the process ends, or when dropped.
+///
+/// Commits survive a crash of the server, but not a crash of the machine: the server does not wait for the disk.
+pub struct CrashableServer {
+    server: Server,
+    url: String,
+}
+
+impl CrashableServer {
+    pub(super) fn new(server: Server, url: String) -> Self {
+        Self { server, url }
+    }
+
+    /// The URL of its database, the same through every restart.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Crashes the server and starts it again on the same port and data; returns when it accepts connections.
+    pub async fn restart(&mut self) {
+        self.stop().await;
+        self.start_again().await;
+    }
+
+    /// Crashes the server; returns when nothing listens on its port.
+    pub async fn stop(&mut self) {
+        self.server.stop().await;
+    }
+
+    /// Starts the stopped server on the same port and data; returns when it accepts connections.
+    pub async fn start_again(&mut self) {
+        self.server.start_again().await;
     }
 }
 

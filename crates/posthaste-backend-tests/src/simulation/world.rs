@@ -3,7 +3,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use posthaste_core::outbox::{Mode, OutboxStatus};
-use posthaste_core::{Failure, Outcome};
+use posthaste_core::{Failure, Outcome, lock};
 use tokio::time::Instant;
 
 use super::checker::{Ended, Ledger, Violation};
@@ -250,7 +250,7 @@ impl World {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.inner)
     }
 }
 
@@ -359,6 +359,6 @@ impl Life {
     }
 
     fn lock(&self) -> MutexGuard<'_, LifeState> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+        lock(&self.state)
     }
 }

@@ -272,7 +272,6 @@ impl Sink for ListenerSink {
 mod tests {
     use super::*;
     use crate::Claimed;
-    use std::sync::Mutex;
 
     async fn outcome_of(listeners: Listeners, event_type: &str) -> Outcome {
         outcome_of_event(listeners, Event::text(event_type, "{}").build().unwrap(), Unroutable::Dead).await
@@ -336,60 +335,6 @@ mod tests {
         assert_eq!(outcome, Outcome::Snoozed { wait: LEFT_FOR });
         let over = Unroutable::Leave { grace: Duration::ZERO };
         assert!(matches!(outcome_of_event(Listeners::new(), young, over).await, Outcome::Failed(_)));
-    }
-
-    /// Logs its calls, and fails or panics on demand.
-    struct Witness {
-        name: &'static str,
-        log: Arc<Mutex<Vec<String>>>,
-        fails_before: bool,
-        panics_after: bool,
-    }
-
-    #[async_trait]
-    impl Interceptor for Witness {
-        async fn before(&self, _: &Event) -> Result<(), Failure> {
-            self.log.lock().unwrap().push(format!("before {}", self.name));
-            match self.fails_before {
-                true => Err(Failure::transient("witness", "no")),
-                false => Ok(()),
-            }
-        }
-
-        async fn after(&self, _: &Event, failure: Option<&Failure>) {
-            let code = failure.map_or("nothing", |failure| failure.code.as_ref()).to_owned();
-            self.log.lock().unwrap().push(format!("after {} {code}", self.name));
-            assert!(!self.panics_after, "never mind");
-        }
-    }
-
-    async fn witnessed(fails_before: bool, listener_fails: bool) -> (Outcome, Vec<String>) {
-        let log = Arc::new(Mutex::new(Vec::new()));
-        let witness = |name, fails_before, panics_after| Witness { name, log: log.clone(), fails_before, panics_after };
-        let listeners = Listeners::new().on("t", move |_| async move {
-            match listener_fails {
-                true => Err(Failure::transient("listener", "no")),
-                false => Ok(()),
-            }
-        });
-        let listeners =
-            listeners.unwrap().intercept(witness("a", false, false)).intercept(witness("b", fails_before, true));
-        let outcome = outcome_of(listeners, "t").await;
-        let log = log.lock().unwrap().clone();
-        (outcome, log)
-    }
-
-    #[tokio::test]
-    async fn interceptors_run_before_and_after_the_listener() {
-        let (outcome, log) = witnessed(false, false).await;
-        assert_eq!(outcome, Outcome::Delivered, "a panic after the delivery changes nothing");
-        assert_eq!(log, ["before a", "before b", "after b nothing", "after a nothing"]);
-        let (outcome, log) = witnessed(false, true).await;
-        assert_eq!(outcome, Outcome::Failed(Failure::transient("listener", "no")));
-        assert_eq!(log[2..], ["after b listener", "after a listener"]);
-        let (outcome, log) = witnessed(true, false).await;
-        assert_eq!(outcome, Outcome::Failed(Failure::transient("witness", "no")));
-        assert_eq!(log, ["before a", "before b", "after a witness"], "only those whose before succeeded");
     }
 
     #[test]

@@ -3,7 +3,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use posthaste_core::hub_store::Schema;
+use posthaste_core::hub_store::{self, Schema};
 use posthaste_core::outbox::TableName;
 use posthaste_core::{FaultKind, StoreError};
 use sqlx::AssertSqlSafe;
@@ -57,19 +57,6 @@ pub enum OpenError {
         /// What the database said.
         source: sqlx::Error,
     },
-    #[error(
-        "database schema {found} is newer than this program, which knows {known}: use a newer posthaste, or another database"
-    )]
-    /// A newer program made it.
-    NewerSchema {
-        /// The newest migration that was made.
-        found: i64,
-        /// The newest migration that this program knows.
-        known: i64,
-    },
-    #[error("database schema cannot be brought up to date")]
-    /// A migration failed.
-    Migration(#[source] sqlx::migrate::MigrateError),
 }
 
 impl Database {
@@ -110,12 +97,12 @@ impl Database {
     }
 
     /// Brings the hub tables up to date: log, dead letters, registry and channels.
-    pub async fn migrate_hub(&self) -> Result<(), OpenError> {
+    pub async fn migrate_hub(&self) -> Result<(), hub_store::OpenError> {
         let migrator = migrations::hub();
         let known = newest(&migrator);
         self.writer.migrate(Arc::new(migrator)).await.map_err(|error| match error {
-            MigrateError::VersionMissing(found) => OpenError::NewerSchema { found, known },
-            error => OpenError::Migration(error),
+            MigrateError::VersionMissing(found) => hub_store::OpenError::NewerSchema { found, known },
+            error => hub_store::OpenError::Migration(error.into()),
         })
     }
 

@@ -80,7 +80,7 @@ impl hub_store::HubDatabase for HubDatabase {
     }
 
     async fn migrate(&self) -> Result<(), OpenError> {
-        Ok(self.database.migrate_hub().await?)
+        self.database.migrate_hub().await
     }
 
     /// One process reads the file, so its outbox is in single-node mode.
@@ -128,8 +128,6 @@ impl From<database::OpenError> for OpenError {
             database::OpenError::BadUrl { source, .. } | database::OpenError::Unreachable { source, .. } => {
                 Self::Unreachable { problem, source: source.into() }
             }
-            database::OpenError::NewerSchema { found, known } => Self::NewerSchema { found, known },
-            database::OpenError::Migration(source) => Self::Migration(source.into()),
         }
     }
 }

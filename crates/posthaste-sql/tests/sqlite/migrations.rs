@@ -1,6 +1,6 @@
 use posthaste_core::outbox::{self, Mode, OperatorStore};
 use posthaste_sql::TableName;
-use posthaste_sql::sqlite::{OpenError, migrations};
+use posthaste_sql::sqlite::migrations;
 use sqlx::AssertSqlSafe;
 
 use crate::support::{File, event, execute};
@@ -71,7 +71,7 @@ async fn a_schema_from_the_future_is_refused() {
     )
     .await;
     let hub = database.migrate_hub().await.unwrap_err();
-    assert!(matches!(hub, OpenError::NewerSchema { found: 9999, .. }), "{hub}");
+    assert!(matches!(hub, posthaste_core::hub_store::OpenError::NewerSchema { found: 9999, .. }), "{hub}");
     let outbox = database.outbox(TableName::default(), Mode::SingleNode).await.err().unwrap();
     assert!(matches!(outbox, outbox::OpenError::NewerSchema { found: 9998, known: 1, .. }), "{outbox}");
 }

@@ -79,27 +79,25 @@ impl Subscriber {
 
     /// Responds to the first request with the bytes and closes the connection.
     pub async fn answering_once_and_closing(answer: impl Into<Vec<u8>>) -> Self {
-        let answer: Arc<[u8]> = answer.into().into();
-        Self::serving(move |mut stream, sender| {
-            let answer = answer.clone();
-            async move {
-                let _ = sender.send(read_request(&mut stream).await.unwrap());
-                stream.write_all(&answer).await.unwrap();
-            }
-        })
-        .await
+        Self::answering_once(answer, false).await
     }
 
     /// Responds to the first request with the bytes and keeps the connection open without sending more.
     pub async fn answering_and_hanging(answer: impl Into<Vec<u8>>) -> Self {
+        Self::answering_once(answer, true).await
+    }
+
+    async fn answering_once(answer: impl Into<Vec<u8>>, hangs: bool) -> Self {
         let answer: Arc<[u8]> = answer.into().into();
         Self::serving(move |mut stream, sender| {
             let answer = answer.clone();
             async move {
                 let _ = sender.send(read_request(&mut stream).await.unwrap());
                 stream.write_all(&answer).await.unwrap();
-                // Ends when the client gives up.
-                let _ = stream.read(&mut [0; 1]).await;
+                if hangs {
+                    // Ends when the client gives up.
+                    let _ = stream.read(&mut [0; 1]).await;
+                }
             }
         })
         .await

@@ -310,7 +310,7 @@ async fn h9_interceptors_run_before_and_after_the_listener<H: Harness>(db: H) {
         let ids = write(&outbox, &events(1)).await;
         row_when(&outbox, &ids[0], |row| row.status == status).await;
         outbox.close().await;
-        assert_eq!(*log.lock().unwrap_or_else(|poisoned| poisoned.into_inner()), expected);
+        assert_eq!(*posthaste_core::lock(&log), expected);
     }
 }
 

@@ -95,7 +95,7 @@ struct PanicsOnce(Arc<Mutex<Vec<String>>>);
 
 impl WriterHook for PanicsOnce {
     fn after_commit(&self, events: &[Event]) {
-        let mut seen = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut seen = posthaste_core::lock(&self.0);
         seen.push(events[0].id().to_owned());
         assert!(seen.len() > 1, "the first call panics");
     }
@@ -111,7 +111,7 @@ async fn c4_a_panicking_callback_does_not_stop_the_others<H: Harness>(db: H) {
         ids.extend(outbox.write(&mut transaction, event()).await.unwrap());
     }
     transaction.commit().await.unwrap();
-    assert_eq!(*seen.lock().unwrap_or_else(|poisoned| poisoned.into_inner()), ids);
+    assert_eq!(*posthaste_core::lock(&seen), ids);
 }
 
 async fn c5_only_a_commit_persists_events<H: Harness>(db: H) {

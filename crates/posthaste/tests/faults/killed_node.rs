@@ -1,5 +1,6 @@
 //! The test kills one of two nodes again and again (`kill -9`), while both write and deliver.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use posthaste::Mode;
@@ -54,12 +55,17 @@ fn kill_again_and_again(url: &str, mode: Mode) -> History {
         faults.push(now_millis());
         diaries.push(doomed.diary);
     }
+    until_all_is_delivered(url, folder.path(), survivor, &diaries, &faults)
+}
+
+/// Ends the writing, and waits until the surviving node has delivered everything.
+fn until_all_is_delivered(url: &str, folder: &Path, survivor: Node, diaries: &[PathBuf], faults: &[u64]) -> History {
     let history = || {
         let mut all: Vec<_> = diaries.iter().map(read).collect();
         all.push(survivor.entries());
-        history_of(url, all, faults.clone())
+        history_of(url, all, faults.to_vec())
     };
-    std::fs::write(folder.path().join("enough"), "").unwrap();
+    std::fs::write(folder.join("enough"), "").unwrap();
     survivor.wait_until("everything is written", written);
     wait_until("everything that was committed is delivered", || history().is_complete());
     let history = history();
@@ -121,16 +127,7 @@ fn check_order_of_killed(url: &str) {
         faults.push(now_millis());
         diaries.push(doomed.diary);
     }
-    let history = || {
-        let mut all: Vec<_> = diaries.iter().map(read).collect();
-        all.push(survivor.entries());
-        history_of(url, all, faults.clone())
-    };
-    std::fs::write(folder.path().join("enough"), "").unwrap();
-    survivor.wait_until("everything is written", written);
-    wait_until("everything that was committed is delivered", || history().is_complete());
-    let history = history();
-    survivor.stop();
+    let history = until_all_is_delivered(url, folder.path(), survivor, &diaries, &faults);
     history.check();
     history.check_order();
 }
