@@ -55,60 +55,29 @@ impl AttemptLog {
             "" => relay,
             endpoint => endpoint,
         };
-        let line = |failure: &Failure, suppressed: u64| Line {
-            event_id: item.event_id().to_owned(),
-            event_type: item.event_type().to_owned(),
-            subscription: item.subscription().unwrap_or_default().to_owned(),
-            attempt: item.attempt(claimed.attempt),
-            reason: reason(failure),
-            suppressed,
-        };
+        let (event_id, event_type) = (item.event_id(), item.event_type());
+        let (subscription, attempt) = (item.subscription().unwrap_or_default(), item.attempt(claimed.attempt));
+        // `suppressed` is how many lines of the same endpoint were left out before this one.
+        macro_rules! line {
+            ($level:ident, $failure:expr, $suppressed:expr, $message:literal) => {{
+                let (reason, suppressed) = (reason($failure), $suppressed);
+                tracing::$level!(relay, event_id, event_type, subscription, attempt, reason, suppressed, $message);
+            }};
+        }
         match disposition {
             Disposition::Retry { failure: Some(failure), .. } => {
                 if let Some(suppressed) = self.warnings.allows(key) {
-                    let Line { event_id, event_type, subscription, attempt, reason, suppressed } =
-                        line(failure, suppressed);
-                    tracing::warn!(
-                        relay,
-                        event_id,
-                        event_type,
-                        subscription,
-                        attempt,
-                        reason,
-                        suppressed,
-                        "an attempt failed and will be made again"
-                    );
+                    line!(warn, failure, suppressed, "an attempt failed and will be made again");
                 }
             }
             Disposition::Dead(failure) => {
                 if let Some(suppressed) = self.errors.allows(key) {
-                    let Line { event_id, event_type, subscription, attempt, reason, suppressed } =
-                        line(failure, suppressed);
-                    tracing::error!(
-                        relay,
-                        event_id,
-                        event_type,
-                        subscription,
-                        attempt,
-                        reason,
-                        suppressed,
-                        "the last attempt failed: it is given up"
-                    );
+                    line!(error, failure, suppressed, "the last attempt failed: it is given up");
                 }
             }
             _ => {}
         }
     }
-}
-
-struct Line {
-    event_id: String,
-    event_type: String,
-    subscription: String,
-    attempt: u32,
-    reason: String,
-    /// How many lines of the same endpoint were suppressed before this one.
-    suppressed: u64,
 }
 
 /// Code and message of a failure: without the cause, which is the answer of the endpoint, and without a message that may
