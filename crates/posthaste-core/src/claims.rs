@@ -24,7 +24,7 @@ struct Entry<V> {
 /// The fencing token of a claim, as this process knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClaimToken {
-    /// The number of the claim in this process; 0 if the generation distinguishes claims.
+    /// The number of the claim in this process; 0 where claims are not numbered.
     pub number: u64,
     /// The generation of the ownership under which the claim was made; 0 if each item has its own lease.
     pub generation: i64,

@@ -56,8 +56,9 @@ impl RetryPolicy {
             Self::Fixed { interval, .. } => *interval,
             Self::Exponential { .. } if attempt == 0 => Duration::ZERO,
             Self::Exponential { base, max, .. } => {
-                let spread = doubled(*base, *max, attempt - 1).mul_f64(0.5 + jitter);
-                spread.min(*max)
+                let seconds = doubled(*base, *max, attempt - 1).as_secs_f64() * (0.5 + jitter);
+                // Fails if a delay is too long for its type, as with a `max` of `Duration::MAX`.
+                Duration::try_from_secs_f64(seconds).map_or(*max, |spread| spread.min(*max))
             }
         }
     }

@@ -8,9 +8,6 @@ use crate::redact::Secrets;
 use crate::request::Request;
 use crate::retry_after;
 
-/// How much of the body of a refusal is kept, so that secrets can be removed before it is cut.
-pub(crate) const MAX_KEPT_BODY: usize = 16 * 1_024;
-
 /// How much of a refusal's body an operator sees, in bytes.
 const MAX_CAUSE: usize = 1_024;
 

@@ -2,8 +2,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use http_body_util::Full;
 use hyper::header::HeaderValue;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client as PooledClient;
@@ -14,12 +13,10 @@ use rustls::pki_types::CertificateDer;
 use rustls::{ClientConfig, RootCertStore};
 use tracing::warn;
 
-use crate::answer::{Answer, MAX_KEPT_BODY};
+use crate::answer::Answer;
 use crate::connection::{self, ExchangeError, Resolver};
 use crate::request::Request;
-
-/// How much of a response body is read before the connection is given up.
-const MAX_RESPONSE_BODY: usize = 64 * 1_024;
+use crate::response_body;
 
 /// The largest response head. Its number of headers is limited to hyper's own 100.
 const MAX_RESPONSE_HEAD: usize = 32 * 1_024;
@@ -97,8 +94,8 @@ impl Client {
         let exchange = async {
             let response = self.http.request(http_request).await?;
             let answer = *head.insert(Answer::of(&response));
-            let kept = if answer.is_delivery() { 0 } else { MAX_KEPT_BODY };
-            let body = read_body(response.into_body(), kept).await?;
+            let kept = if answer.is_delivery() { 0 } else { response_body::MAX_KEPT_BODY };
+            let body = response_body::read(response.into_body(), kept).await?;
             Ok::<_, ExchangeError>((answer, body))
         };
         let broken = match tokio::time::timeout(request.timeout, exchange).await {
@@ -117,23 +114,6 @@ impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Client").field("user_agent", &self.user_agent).finish_non_exhaustive()
     }
-}
-
-/// Reads a body to its end or its limit and returns the first `kept` bytes of it.
-///
-/// Only a connection whose response was read to the end can be used again; past the limit, dropping the body closes it.
-async fn read_body(mut body: Incoming, kept: usize) -> Result<Vec<u8>, hyper::Error> {
-    let mut start = Vec::new();
-    let mut length = 0;
-    while let Some(frame) = body.frame().await {
-        let Some(data) = frame?.into_data().ok() else { continue };
-        start.extend_from_slice(&data[..data.len().min(kept - start.len())]);
-        length += data.len();
-        if length > MAX_RESPONSE_BODY {
-            break;
-        }
-    }
-    Ok(start)
 }
 
 fn tls_config(extra_roots: Vec<CertificateDer<'static>>) -> ClientConfig {

@@ -15,6 +15,7 @@ mod endpoint;
 mod header;
 mod redact;
 mod request;
+mod response_body;
 mod retry_after;
 
 pub use auth::{Auth, AuthError};

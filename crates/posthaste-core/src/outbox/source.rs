@@ -93,18 +93,14 @@ impl<S: Store> OutboxSource<S> {
         let store = self.table.store();
         self.sweep_orphans().await?;
         request.after = self.cursor.scan_start(scan, began);
-        let mut claimed = store.claim(&request).await?;
+        let (mut claimed, mut waits_for_lock) = self.claim_and_block(&request).await?;
         if claimed.rows.is_empty() && !claimed.more && request.after.is_some() {
             scan.after = None;
             request.after = self.cursor.scan_start(scan, began);
-            claimed = store.claim(&request).await?;
+            let waited_for_lock = waits_for_lock;
+            (claimed, waits_for_lock) = self.claim_and_block(&request).await?;
+            waits_for_lock |= waited_for_lock;
         }
-        // The rows are leased, whether or not this succeeds.
-        let waits_for_lock = self.check_blocked(&claimed.blocked).await.unwrap_or_else(|error| {
-            let error = error.chain();
-            tracing::warn!(error, "failed to check blocked rows: the next sweep unblocks the orphans among them");
-            false
-        });
         let is_full = claimed.more || claimed.rows.len() >= request.limit;
         let has_suspect = claimed.rows.iter().any(|row| row.is_suspect);
         let next_due = match is_full || has_suspect || request.after.is_some() {
@@ -132,6 +128,18 @@ impl<S: Store> OutboxSource<S> {
         Ok((claimed, next_due))
     }
 
+    /// Claims due rows, and checks the rows that the claim blocked. True if some of those wait for a locked row.
+    async fn claim_and_block(&self, request: &ClaimRequest<'_>) -> Result<(ClaimedRows, bool), StoreError> {
+        let claimed = self.table.store().claim(request).await?;
+        // The rows are leased, whether or not the check succeeds.
+        let waits_for_lock = self.check_blocked(&claimed.blocked).await.unwrap_or_else(|error| {
+            let error = error.chain();
+            tracing::warn!(error, "failed to check blocked rows: the next sweep unblocks the orphans among them");
+            false
+        });
+        Ok((claimed, waits_for_lock))
+    }
+
     /// Ordered mode: sweeps one batch of blocked rows, when it is time.
     async fn sweep_orphans(&self) -> Result<(), StoreError> {
         let sweeper = self.table.sweeper();
@@ -148,9 +156,9 @@ impl<S: Store> OutboxSource<S> {
         Ok(())
     }
 
-    /// Ordered mode: a row may have been finished while a claim blocked others behind it, and nobody would unblock those. This
-    /// runs when everybody can see that they are blocked, and unblocks those whose predecessor is finished or about to be.
-    /// True if there are any.
+    /// Ordered mode: a row may have been finished while a claim blocked others behind it, and nobody would unblock
+    /// those. This runs when everybody can see that they are blocked, and unblocks those whose predecessor is finished
+    /// or about to be. True if there are any.
     async fn check_blocked(&self, blocked: &[(i64, i64)]) -> Result<bool, StoreError> {
         if blocked.is_empty() {
             return Ok(false);

@@ -63,7 +63,8 @@ impl EventRow {
 
     /// The number of attempts and the event, or the reason why the row is not a valid event.
     pub(crate) fn into_event(self) -> Result<(u32, Event), String> {
-        let attempts = u32::try_from(self.attempts).map_err(|_| format!("attempts {} is no count", self.attempts))?;
+        let attempts =
+            u32::try_from(self.attempts).map_err(|_| format!("attempts {} is negative or too large", self.attempts))?;
         let occurred_at = self.occurred_at.unwrap_or(self.created_at);
         // A retry overwrites `available_at`, so only a row without attempts still shows the delay that its writer
         // chose.

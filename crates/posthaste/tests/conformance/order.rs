@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use posthaste::{DeadFilter, DeadHead, Event, Mode, OutboxStatus};
-use posthaste_core::outbox::{OperatorStore, OutboxSource, Purge, Store};
+use posthaste::{DeadFilter, DeadHead, Event, Mode, OutboxStatus, Pool, TableName};
+use posthaste_core::outbox::{OperatorStore, OutboxSource, Purge, Reader, Store, Table};
 use posthaste_core::{Disposition, Settled, Source};
 
 use crate::harness::{
-    DAY, Database, HOUR, Harness, Memory, PATIENCE, Tamper, claim, claimed_ids, dispatcher, failure, is_idle, named,
-    node, on_every_database, on_every_store, retry, settle, settle_all, write, write_to, writer,
+    DAY, Database, HOUR, Harness, LEASE, Memory, PATIENCE, Tamper, claim, claimed_ids, dispatcher, failure, is_idle,
+    named, node, on_every_database, on_every_store, retry, settle, settle_all, watched, write, write_to, writer,
 };
 
 on_every_store! {
@@ -20,6 +20,7 @@ on_every_store! {
 on_every_database! {
     a_dead_head_blocks_its_key_or_is_skipped,
     rows_behind_a_head_are_blocked_until_it_is_done,
+    every_row_that_a_claim_blocks_is_checked,
     rows_behind_a_deleted_head_are_unblocked,
     rows_behind_a_purged_dead_head_are_unblocked,
     order_survives_failures_on_three_nodes_while_events_are_written,
@@ -56,6 +57,18 @@ async fn rows_behind_a_head_are_blocked_until_it_is_done<H: Database>(db: H) {
     settle(&other, &head[0], Disposition::Done).await;
     assert!(blocked(&db).await.is_empty());
     assert_eq!(claimed_ids(&claim(&one, 10).await), ["a2", "a3"]);
+}
+
+/// A claim that finds nothing after its scan position starts again at the head, and both may have blocked rows.
+async fn every_row_that_a_claim_blocks_is_checked<H: Database>(db: H) {
+    let (pool, call_log) = watched(&db).await;
+    let store = pool.open(TableName::default(), Mode::ORDERED).await.unwrap();
+    let node = Table::open(store, Reader::Dispatcher, LEASE).await.unwrap().dispatcher_source();
+    write(&writer(&db).await, &["1", "2", "3", "4"].map(|id| of_key(id, "k"))).await;
+    assert_eq!(claimed_ids(&claim(&node, 2).await), ["1", "2"]);
+    assert!(claim(&node, 3).await.is_empty(), "the rest waits for the first two");
+    assert_eq!(blocked(&db).await, ["3", "4"]);
+    assert_eq!(call_log.calls("unlocked_unfinished"), [1], "one row blocks both");
 }
 
 async fn a_dead_head_blocks_its_key_or_is_skipped<H: Database>(db: H) {

@@ -34,7 +34,7 @@ CREATE TABLE {table} (
     -- How many leases of this row have expired since an attempt last ended.
     lease_losses   SMALLINT NOT NULL DEFAULT 0,
     -- Ordered mode: an unfinished row of the same aggregate precedes this row, so claims do not read it.
-    blocked         TINYINT NOT NULL DEFAULT 0 CHECK (blocked IN (0, 1)),
+    blocked        TINYINT NOT NULL DEFAULT 0 CHECK (blocked IN (0, 1)),
     -- MySQL has no partial indexes. Each of these columns leads an index instead: it is 1 for the rows of the index and
     -- NULL for all others. They are STORED, because a virtual column is computed again whenever its index is read or
     -- purged.

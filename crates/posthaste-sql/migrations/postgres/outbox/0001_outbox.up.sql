@@ -38,7 +38,7 @@ CREATE TABLE {table} (
     -- How many leases of this row have expired since an attempt last ended.
     lease_losses   smallint NOT NULL DEFAULT 0,
     -- Ordered mode: an unfinished row of the same aggregate precedes this row, so claims do not read it.
-    blocked         boolean NOT NULL DEFAULT false,
+    blocked        boolean NOT NULL DEFAULT false,
     CHECK ((payload IS NULL) <> (payload_bytes IS NULL)),
     -- The limits of the events that we write: an index of every database can hold texts of this length.
     CONSTRAINT {table}_lengths CHECK (

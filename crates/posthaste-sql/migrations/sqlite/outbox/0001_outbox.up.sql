@@ -30,7 +30,7 @@ CREATE TABLE {table} (
     -- How many leases of this row have expired since an attempt last ended.
     lease_losses   INTEGER NOT NULL DEFAULT 0,
     -- Ordered mode: an unfinished row of the same aggregate precedes this row, so claims do not read it.
-    blocked         INTEGER NOT NULL DEFAULT 0 CHECK (blocked IN (0, 1)),
+    blocked        INTEGER NOT NULL DEFAULT 0 CHECK (blocked IN (0, 1)),
     -- available_at in milliseconds, whatever form, offset or precision it has. Claims compare and sort by it. Up to
     -- 5373484.5 a number is a Julian day, above that it is Unix seconds, as in SQLite's modifier 'auto', which older
     -- programs do not know.

@@ -5,7 +5,7 @@ use posthaste_core::StoreError;
 use posthaste_core::outbox::{LOST_CLAIM_SCAN, LeaseSet, LeaseStore, Mode, SettledRows};
 use sqlx::MySql;
 
-use super::settle::still_held;
+use super::settle::still_claimed;
 use super::{BEGIN_OWN, OutboxStore, list};
 use crate::mysql::errors::doing;
 use crate::session::{Failed, Session};
@@ -67,7 +67,7 @@ impl LeaseStore for OutboxStore {
     ) -> Result<HashSet<i64>, StoreError> {
         let mark = async {
             let mut work = self.claims.begin(BEGIN_OWN).await?;
-            let ours = self.lock_held(&mut work, &[claim_id.to_owned()], rows).await?;
+            let ours = self.lock_claimed(&mut work, &[claim_id.to_owned()], rows).await?;
             if !ours.is_empty() {
                 let mark = sqlx::query(self.sql(MARK_STARTED)).bind(list(&ours)).bind(started_claim_id);
                 mark.execute(&mut *work).await?;
@@ -113,7 +113,7 @@ impl OutboxStore {
         let mut in_order = rows.to_vec();
         in_order.sort_unstable();
         let mut work = session.begin(BEGIN_OWN).await?;
-        let ours = self.lock_held(&mut work, claim_ids, &in_order).await?;
+        let ours = self.lock_claimed(&mut work, claim_ids, &in_order).await?;
         if !ours.is_empty() {
             sqlx::query(self.sql(sql)).bind(list(&ours)).execute(&mut *work).await?;
         }
@@ -122,7 +122,7 @@ impl OutboxStore {
         let mut locked = HashSet::new();
         if !in_order.is_empty() {
             let held =
-                sqlx::query_scalar(self.sql(&still_held(self.mode))).bind(list(&in_order)).bind(claim_ids.join(","));
+                sqlx::query_scalar(self.sql(&still_claimed(self.mode))).bind(list(&in_order)).bind(claim_ids.join(","));
             locked = held.fetch_all(&mut *work).await?.into_iter().collect();
         }
         work.commit().await?;

@@ -142,9 +142,9 @@ async fn rows_are_looked_up_by_their_numbers() {
             for (sql, values) in [
                 (claim::read(), &["'[5,6]'"][..]),
                 (claim::LEASE.to_owned(), &["'[5,6]'", "'claim_id'", "0"]),
-                (settle::still_held(mode), &["'[5,6]'", "'a:1,b'"]),
-                (settle::lock_held(mode), &["'[5,6]'", "'a:1,b'"]),
-                (settle::wait_for_held(mode), &["'[5,6]'", "'a:1,b'"]),
+                (settle::still_claimed(mode), &["'[5,6]'", "'a:1,b'"]),
+                (settle::lock_claimed(mode), &["'[5,6]'", "'a:1,b'"]),
+                (settle::wait_for_claimed(mode), &["'[5,6]'", "'a:1,b'"]),
                 (settle::mark_done(mode), &["'[5,6]'", "'a:1,b'"]),
                 (settle::update(mode), &[changes, "'a:1,b'"]),
                 (lease::RENEW.to_owned(), &["'[5,6]'"]),

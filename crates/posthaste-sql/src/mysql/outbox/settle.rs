@@ -29,19 +29,19 @@ fn fence(mode: Mode) -> &'static str {
 
 /// Those of the rows that may be updated, also those that another transaction has locked. Binds: the rows, the fencing
 /// tokens.
-pub(super) fn still_held(mode: Mode) -> String {
+pub(super) fn still_claimed(mode: Mode) -> String {
     format!("SELECT seq FROM {{rows}} WHERE {}", fence(mode))
 }
 
 /// Locks those of the rows that may be updated and that no other transaction has locked. Binds: the rows, the fencing
 /// tokens.
-pub(super) fn lock_held(mode: Mode) -> String {
-    format!("{} FOR UPDATE SKIP LOCKED", still_held(mode))
+pub(super) fn lock_claimed(mode: Mode) -> String {
+    format!("{} FOR UPDATE SKIP LOCKED", still_claimed(mode))
 }
 
 /// The same, but it waits a moment for rows that another transaction has locked. Binds: the rows, the fencing tokens.
-pub(super) fn wait_for_held(mode: Mode) -> String {
-    format!("{} FOR UPDATE", still_held(mode))
+pub(super) fn wait_for_claimed(mode: Mode) -> String {
+    format!("{} FOR UPDATE", still_claimed(mode))
 }
 
 /// Marks rows as DONE, the usual case. Binds: the rows, the fencing tokens.
@@ -89,7 +89,7 @@ impl SettleStore for OutboxStore {
                     Err(failed) => return Err(failed),
                 }
             }
-            self.settle_held(fencing_tokens, updates).await
+            self.settle_claimed(fencing_tokens, updates).await
         };
         doing("settle in the outbox", settle).await
     }
@@ -97,10 +97,11 @@ impl SettleStore for OutboxStore {
 
 impl OutboxStore {
     /// Locks the rows that are still claimed under one of the tokens, and updates them.
-    async fn settle_held(&self, fencing_tokens: &[String], updates: &[RowUpdate]) -> Result<SettledRows, Failed> {
+    async fn settle_claimed(&self, fencing_tokens: &[String], updates: &[RowUpdate]) -> Result<SettledRows, Failed> {
         let mut rows: Vec<i64> = updates.iter().map(|update| update.seq).collect();
         let mut work = self.settlements.begin(BEGIN_OWN).await?;
-        let applied: HashSet<i64> = self.wait_for_held(&mut work, fencing_tokens, &rows).await?.into_iter().collect();
+        let applied: HashSet<i64> =
+            self.wait_for_claimed(&mut work, fencing_tokens, &rows).await?.into_iter().collect();
         let updates: Vec<RowUpdate> = updates.iter().filter(|update| applied.contains(&update.seq)).cloned().collect();
         if !updates.is_empty() {
             self.update_rows(&mut work, fencing_tokens, &updates).await?;
@@ -108,7 +109,7 @@ impl OutboxStore {
         rows.retain(|seq| !applied.contains(seq));
         let mut locked = HashSet::new();
         if !rows.is_empty() {
-            let held = sqlx::query_scalar(self.sql(&still_held(self.mode)));
+            let held = sqlx::query_scalar(self.sql(&still_claimed(self.mode)));
             let held = held.bind(list(&rows)).bind(fencing_tokens.join(","));
             locked = held.fetch_all(&mut *work).await?.into_iter().collect();
         }
@@ -162,28 +163,29 @@ impl OutboxStore {
     ///
     /// `UNLOCKED_PREDECESSORS` locks rows for a moment, so this waits for locked rows. A row that stays locked for
     /// longer is skipped.
-    async fn wait_for_held(
+    async fn wait_for_claimed(
         &self,
         connection: &mut MySqlConnection,
         fencing_tokens: &[String],
         rows: &[i64],
     ) -> Result<Vec<i64>, sqlx::Error> {
         let wait =
-            sqlx::query_scalar(self.sql(&wait_for_held(self.mode))).bind(list(rows)).bind(fencing_tokens.join(","));
+            sqlx::query_scalar(self.sql(&wait_for_claimed(self.mode))).bind(list(rows)).bind(fencing_tokens.join(","));
         match wait.fetch_all(&mut *connection).await {
-            Err(error) if is_lock_timeout(&error) => self.lock_held(connection, fencing_tokens, rows).await,
+            Err(error) if is_lock_timeout(&error) => self.lock_claimed(connection, fencing_tokens, rows).await,
             locked => locked,
         }
     }
 
     /// Locks those of the rows that are still claimed under one of the tokens and that no other transaction has locked.
-    pub(super) async fn lock_held(
+    pub(super) async fn lock_claimed(
         &self,
         connection: &mut MySqlConnection,
         fencing_tokens: &[String],
         rows: &[i64],
     ) -> Result<Vec<i64>, sqlx::Error> {
-        let lock = sqlx::query_scalar(self.sql(&lock_held(self.mode))).bind(list(rows)).bind(fencing_tokens.join(","));
+        let lock =
+            sqlx::query_scalar(self.sql(&lock_claimed(self.mode))).bind(list(rows)).bind(fencing_tokens.join(","));
         lock.fetch_all(connection).await
     }
 

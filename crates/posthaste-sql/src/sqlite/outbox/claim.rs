@@ -23,8 +23,7 @@ use crate::sqlite::errors::{doing, store_error};
 use crate::sqlite::json::json;
 
 /// The event types with pending rows, and for how long the first row of each has been due, in milliseconds (negative if
-/// it is not due). A loose index
-/// scan: one seek per type, however many rows each has.
+/// it is not due). A loose index scan: one seek per type, however many rows each has.
 pub(super) const PENDING_TYPES: &str = "WITH RECURSIVE kind (event_type) AS (
          SELECT min(event_type) FROM {table} INDEXED BY {table}_pending_of_type WHERE status IN (0, 2)
          UNION ALL
