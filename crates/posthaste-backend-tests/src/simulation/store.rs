@@ -212,6 +212,10 @@ impl WriteStore for FaultyStore {
     type Connection = MemoryConnection;
     type Transaction = MemoryTransaction;
 
+    fn is_cancel_safe(&self) -> bool {
+        self.store.is_cancel_safe()
+    }
+
     async fn begin(&self) -> Result<MemoryTransaction, StoreError> {
         let fault = self.before().await?;
         let transaction = self.store.begin().await?;
@@ -335,12 +339,12 @@ impl LeaseStore for FaultyStore {
         Ok(renewed)
     }
 
-    async fn release(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, StoreError> {
+    async fn release(&self, leases: &LeaseSet<'_>) -> Result<SettledRows, StoreError> {
         let fault = self.before().await?;
-        let seen = self.store.release(leases).await?;
-        self.trace(|| format!("release {leases:?}: {seen:?}"));
+        let released = self.store.release(leases).await?;
+        self.trace(|| format!("release {leases:?}: {released:?}"));
         self.after(fault).await?;
-        Ok(seen)
+        Ok(released)
     }
 
     async fn mark_started(&self, claim_id: &str, started: &str, rows: &[i64]) -> Result<HashSet<i64>, StoreError> {

@@ -1,4 +1,3 @@
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,7 +6,7 @@ use tokio::time::{Instant, sleep};
 
 use super::cursor::Cursor;
 use super::source::in_time;
-use super::{LeaseSet, OutboxItem, Store, Table};
+use super::{LeaseSet, OutboxItem, SettledRows, Store, Table};
 use crate::{Backoff, StoreError};
 
 /// Leases that this process must release, although it does not know yet if their rows exist.
@@ -49,9 +48,9 @@ async fn release<S: Store>(table: Table<S>, cursor: Arc<Cursor>, mut leases: Unr
     let mut backoff = Backoff::new(Duration::from_millis(20), longest);
     loop {
         match attempt(&table, &cursor, &leases).await {
-            Ok(seen) => {
-                leases.remove_seen(&cursor, &seen);
-                if !seen.is_empty() {
+            Ok(released) => {
+                leases.remove_released(&cursor, &released);
+                if !released.applied.is_empty() {
                     table.committed();
                 }
             }
@@ -72,12 +71,11 @@ async fn release<S: Store>(table: Table<S>, cursor: Arc<Cursor>, mut leases: Unr
     }
 }
 
-/// Returns the numbers of the rows that are known to exist.
-async fn attempt<S: Store>(table: &Table<S>, cursor: &Cursor, leases: &Unreleased) -> Result<HashSet<i64>, StoreError> {
+async fn attempt<S: Store>(table: &Table<S>, cursor: &Cursor, leases: &Unreleased) -> Result<SettledRows, StoreError> {
     if !table.mode().leases_rows() {
         // No row is leased: the rows are free as soon as this process removes its claims.
         leases.forget(cursor);
-        return Ok(leases.rows().collect());
+        return Ok(SettledRows { applied: leases.rows().collect(), ..SettledRows::default() });
     }
     let claim_ids = leases.claim_ids(cursor);
     let rows: Vec<i64> = leases.rows().collect();
@@ -114,17 +112,19 @@ impl Unreleased {
         }
     }
 
-    /// Removes the leases of rows that exist: each row is released now, or claimed by another process.
-    fn remove_seen(&mut self, cursor: &Cursor, seen: &HashSet<i64>) {
+    /// Removes the leases of rows that exist and are free now, or claimed by another process.
+    fn remove_released(&mut self, cursor: &Cursor, released: &SettledRows) {
+        // The rows of a write, or of a claim, are seen together: a statement writes all of them or none.
+        let some_are_seen = !released.applied.is_empty();
         match self {
             Self::Items(items) => {
-                for item in items.extract_if(.., |item| seen.contains(&item.seq)) {
+                for item in items.extract_if(.., |item| released.applied.contains(&item.seq)) {
                     cursor.claims.remove(&item);
                 }
             }
-            // A statement inserts all of its events or none, and the rows of a write are seen together.
-            Self::Events { ids, is_committed, .. } if *is_committed || !seen.is_empty() => ids.clear(),
-            Self::Claims(claim_ids) if !seen.is_empty() => claim_ids.clear(),
+            Self::Events { .. } | Self::Claims(_) if !released.locked.is_empty() => {}
+            Self::Events { ids, is_committed, .. } if *is_committed || some_are_seen => ids.clear(),
+            Self::Claims(claim_ids) if some_are_seen => claim_ids.clear(),
             Self::Events { .. } | Self::Claims(_) => {}
         }
     }

@@ -517,8 +517,8 @@ impl<S: Store> Source for OutboxSource<S> {
         if self.table.mode().leases_rows() && !items.is_empty() {
             let (claim_ids, rows) = self.leases_of(&items);
             let leases = LeaseSet::Rows { claim_ids: &claim_ids, rows: &rows };
-            let seen = in_time(&self.table, self.table.store().release(&leases)).await?;
-            let locked = items.iter().filter(|item| !seen.contains(&item.seq)).map(|item| (*item).clone());
+            let released = in_time(&self.table, self.table.store().release(&leases)).await?;
+            let locked = items.iter().filter(|item| !released.applied.contains(&item.seq)).map(|item| (*item).clone());
             let locked: Vec<OutboxItem> = locked.collect();
             if !locked.is_empty() {
                 release_in_background(self.table.clone(), self.cursor.clone(), Unreleased::Items(locked));

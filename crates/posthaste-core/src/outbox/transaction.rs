@@ -1,14 +1,15 @@
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 
 use super::hook::{WriterHook, call_hook};
 use super::hot_path::HotPath;
-use super::{InTransaction, Mode, Store, Table};
+use super::{InTransaction, Mode, Store, Table, WriteStore};
 use crate::{Event, FaultKind, StoreError};
 
 /// A transaction of the service in which events are written. The outbox sees its end: committed events go straight to
@@ -16,9 +17,17 @@ use crate::{Event, FaultKind, StoreError};
 ///
 /// It dereferences to the database's connection: run the service's own statements on `&mut *transaction`. Dropped
 /// without a commit, it is rolled back.
+///
+/// # Panics
+///
+/// On MySQL a write that has begun runs to its end even if its future is dropped, because the driver cannot use a
+/// connection again whose statement was dropped. The next `write`, `commit` or `rollback` waits for it. Dereferencing
+/// cannot wait, and panics if it is the first use of the transaction after a write was dropped.
 pub struct Transaction<S: Store> {
-    /// `None` once a commit or a rollback has begun.
+    /// `None` while a task uses it, and once a commit or a rollback has begun.
     inner: Option<S::Transaction>,
+    /// The insert that runs, where it must not be dropped half way.
+    insert: Option<JoinHandle<Inserted<S>>>,
     table: Table<S>,
     hook: Option<Arc<dyn WriterHook>>,
     /// `None` if this process has no dispatcher that could deliver the events.
@@ -37,9 +46,20 @@ pub struct Transaction<S: Store> {
     /// The same, as it was before the connection was last used.
     was_unproven: bool,
     /// For the hook: the events of each write.
-    written: Vec<Vec<Event>>,
+    written: Vec<Arc<Vec<Event>>>,
     ended: bool,
 }
+
+/// What an insert returns that runs as a task of its own: the transaction, and the numbers of the rows.
+type Inserted<S> = (<S as WriteStore>::Transaction, Result<Vec<i64>, StoreError>);
+
+/// The task of an insert panicked, or its runtime ended.
+fn lost() -> StoreError {
+    let reason = "the transaction was rolled back, because the task of one of its writes did not finish";
+    StoreError::new("write to the outbox", FaultKind::Permanent, reason)
+}
+
+const IN_USE: &str = "a write of this transaction was dropped and has not ended: call write, commit or rollback first";
 
 /// How a transaction ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -67,6 +87,7 @@ impl<S: Store> Transaction<S> {
         let hot_path = if table.mode().leases_rows() { HotPath::open(table).await } else { owned };
         Ok(Self {
             inner: Some(inner),
+            insert: None,
             table: table.clone(),
             hook,
             hot_path,
@@ -96,7 +117,8 @@ impl<S: Store> Transaction<S> {
     }
 
     async fn commit_now(mut self) -> Result<(), StoreError> {
-        let Some(mut inner) = self.inner.take() else { return Ok(()) };
+        self.finish_dropped_insert().await;
+        let Some(mut inner) = self.inner.take() else { return Err(lost()) };
         if let Err(error) = self.check_surviving(&mut inner).await {
             // The commit has failed already, whatever the rollback returns.
             let _ = self.table.store().rollback(inner).await;
@@ -112,6 +134,7 @@ impl<S: Store> Transaction<S> {
     }
 
     async fn rollback_now(mut self) -> Result<(), StoreError> {
+        self.finish_dropped_insert().await;
         let Some(inner) = self.inner.take() else { return Ok(()) };
         let rolled_back = self.table.store().rollback(inner).await;
         // If the rollback fails, the connection is gone, and the transaction with it.
@@ -139,7 +162,9 @@ impl<S: Store> Transaction<S> {
 
     /// Inserts events, pre-claimed as far as the hot queue has room.
     pub(super) async fn write(&mut self, events: Vec<Event>) -> Result<(), StoreError> {
+        self.finish_dropped_insert().await;
         self.begin_write(&events);
+        let events = Arc::new(events);
         let hot_path = self.hot_path.as_ref();
         let mut permits: Vec<_> = events.iter().map(|event| hot_path.and_then(|hot| hot.permit(event))).collect();
         let claim_id = hot_path.and_then(|hot| hot.claim_id(self.table.mode()));
@@ -149,11 +174,9 @@ impl<S: Store> Transaction<S> {
         while from < events.len() {
             let is_hot = permits[from].is_some();
             let count = permits[from..].iter().take_while(|permit| permit.is_some() == is_hot).count();
-            let part: Vec<&Event> = events[from..from + count].iter().collect();
-            let claim_id = claim_id.as_deref().filter(|_| is_hot);
-            let table = self.table.clone();
-            let rows = table.store().insert(self.open_connection(), &part, claim_id).await?;
-            for ((seq, event), permit) in rows.into_iter().zip(part).zip(&mut permits[from..]) {
+            let part = from..from + count;
+            let rows = self.insert(&events, part.clone(), claim_id.clone().filter(|_| is_hot)).await?;
+            for ((seq, event), permit) in rows.into_iter().zip(&events[part]).zip(&mut permits[from..]) {
                 self.rows.push(seq);
                 self.writing.retain(|id| id != event.id());
                 match (permit.take(), &mut self.hot_path) {
@@ -169,6 +192,48 @@ impl<S: Store> Transaction<S> {
         }
         self.is_unproven = self.was_unproven;
         Ok(())
+    }
+
+    /// Inserts a part of the events, and returns the numbers of their rows.
+    async fn insert(
+        &mut self,
+        events: &Arc<Vec<Event>>,
+        part: Range<usize>,
+        claim_id: Option<String>,
+    ) -> Result<Vec<i64>, StoreError> {
+        let table = self.table.clone();
+        if table.store().is_cancel_safe() {
+            let part: Vec<&Event> = events[part].iter().collect();
+            return table.store().insert(self.open_connection(), &part, claim_id.as_deref()).await;
+        }
+        let Some(mut inner) = self.inner.take() else { return Err(lost()) };
+        let events = events.clone();
+        self.insert = Some(tokio::spawn(async move {
+            let part: Vec<&Event> = events[part].iter().collect();
+            let inserted = table.store().insert(&mut inner, &part, claim_id.as_deref()).await;
+            (inner, inserted)
+        }));
+        self.finish_insert().await.unwrap_or_else(|| Ok(Vec::new()))
+    }
+
+    /// Waits for the insert that runs as a task, if there is one. If this is dropped, the next call waits for it.
+    async fn finish_insert(&mut self) -> Option<Result<Vec<i64>, StoreError>> {
+        let finished = self.insert.as_mut()?.await;
+        self.insert = None;
+        Some(match finished {
+            Ok((inner, inserted)) => {
+                self.inner = Some(inner);
+                inserted
+            }
+            // The task has dropped the transaction.
+            Err(_) => Err(lost()),
+        })
+    }
+
+    /// Waits for the insert of a write that was dropped. Its events are among the interrupted ones, whether or not it
+    /// succeeds.
+    async fn finish_dropped_insert(&mut self) {
+        let _ = self.finish_insert().await;
     }
 
     /// Until the write has succeeded, it is unknown which of its rows exist.
@@ -189,7 +254,7 @@ impl<S: Store> Transaction<S> {
     fn open_connection(&mut self) -> &mut S::Connection {
         match &mut self.inner {
             Some(inner) => inner,
-            None => unreachable!("only commit and rollback empty it, and they consume the transaction"),
+            None => panic!("{IN_USE}"),
         }
     }
 
@@ -246,7 +311,7 @@ impl<S: Store> Deref for Transaction<S> {
     fn deref(&self) -> &S::Connection {
         match &self.inner {
             Some(inner) => inner,
-            None => unreachable!("only commit and rollback empty it, and they consume the transaction"),
+            None => panic!("{IN_USE}"),
         }
     }
 }
@@ -259,8 +324,8 @@ impl<S: Store> DerefMut for Transaction<S> {
 
 impl<S: Store> Drop for Transaction<S> {
     fn drop(&mut self) {
-        // A commit that was dropped half way may have happened.
-        let end = if self.inner.is_some() { End::RolledBack } else { End::Unknown };
+        // A commit that was dropped half way may have happened. An insert that still runs is rolled back at its end.
+        let end = if self.inner.is_some() || self.insert.is_some() { End::RolledBack } else { End::Unknown };
         drop(self.inner.take());
         self.end(end);
     }

@@ -81,6 +81,10 @@ impl WriteStore for MemoryOutbox {
     type Connection = MemoryConnection;
     type Transaction = MemoryTransaction;
 
+    fn is_cancel_safe(&self) -> bool {
+        true
+    }
+
     async fn begin(&self) -> Result<MemoryTransaction, StoreError> {
         self.database.begin().await
     }
@@ -172,7 +176,7 @@ impl LeaseStore for MemoryOutbox {
         Ok(renewed)
     }
 
-    async fn release(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, StoreError> {
+    async fn release(&self, leases: &LeaseSet<'_>) -> Result<SettledRows, StoreError> {
         let (mut state, _) = self.statement("release in")?;
         let table = state.table(&self.table);
         let (claim_ids, found): (_, HashSet<i64>) = match leases {
@@ -190,7 +194,7 @@ impl LeaseStore for MemoryOutbox {
                 table.change(*seq, |row| row.locked_by = None);
             }
         }
-        Ok(seen)
+        Ok(SettledRows { applied: seen, ..SettledRows::default() })
     }
 
     async fn mark_started(

@@ -10,7 +10,8 @@ use posthaste_core::{Disposition, Settled, Source};
 
 use crate::harness::{
     DAY, Database, HOUR, Harness, LEASE, Memory, PATIENCE, Tamper, claim, claimed_ids, dispatcher, failure, is_idle,
-    named, node, on_every_database, on_every_store, retry, settle, settle_all, watched, write, write_to, writer,
+    named, node, on_every_database, on_every_server, on_every_store, retry, settle, settle_all, watched, write,
+    write_to, writer,
 };
 
 on_every_store! {
@@ -20,10 +21,13 @@ on_every_store! {
 on_every_database! {
     a_dead_head_blocks_its_key_or_is_skipped,
     rows_behind_a_head_are_blocked_until_it_is_done,
-    every_row_that_a_claim_blocks_is_checked,
     rows_behind_a_deleted_head_are_unblocked,
     rows_behind_a_purged_dead_head_are_unblocked,
     order_survives_failures_on_three_nodes_while_events_are_written,
+}
+
+on_every_server! {
+    every_row_that_a_claim_blocks_is_checked,
 }
 
 fn of_key(id: &str, key: &str) -> Event {
@@ -68,7 +72,7 @@ async fn every_row_that_a_claim_blocks_is_checked<H: Database>(db: H) {
     assert_eq!(claimed_ids(&claim(&node, 2).await), ["1", "2"]);
     assert!(claim(&node, 3).await.is_empty(), "the rest waits for the first two");
     assert_eq!(blocked(&db).await, ["3", "4"]);
-    assert_eq!(call_log.calls("unlocked_unfinished"), [1], "one row blocks both");
+    assert_eq!(call_log.calls("unlocked_unfinished"), [2], "each row is blocked by the one before");
 }
 
 async fn a_dead_head_blocks_its_key_or_is_skipped<H: Database>(db: H) {

@@ -13,9 +13,9 @@ pub trait LeaseStore {
     /// Renews the leases of those of these rows that still have one of the claim ids.
     async fn renew(&self, claim_ids: &[String], rows: &[i64]) -> Result<SettledRows, StoreError>;
 
-    /// Ends the leases of rows that still have one of the claim ids, as if they had never been leased. Returns the rows
-    /// that are known to exist, released or not.
-    async fn release(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, StoreError>;
+    /// Ends the leases of rows that still have one of the claim ids, as if they had never been leased. `applied` are the
+    /// rows that exist and have none of the claim ids now, whether or not they had one before.
+    async fn release(&self, leases: &LeaseSet<'_>) -> Result<SettledRows, StoreError>;
 
     /// Marks suspects that are about to be delivered: if they still have `claim_id`, replaces it by one that ends with
     /// [`STARTED`](crate::outbox::STARTED). Returns the marked rows.

@@ -12,7 +12,10 @@ pub trait WriteStore {
     /// The connection on which statements of the service run.
     type Connection: Send;
     /// Begun by [`begin`](Self::begin); rolled back when it is dropped.
-    type Transaction: DerefMut<Target = Self::Connection> + Send;
+    type Transaction: DerefMut<Target = Self::Connection> + Send + 'static;
+
+    /// True if a connection can be used again after the future of a statement was dropped half way.
+    fn is_cancel_safe(&self) -> bool;
 
     /// Begins a transaction of the service. A database with one writer waits for the writer lock here.
     async fn begin(&self) -> Result<Self::Transaction, StoreError>;

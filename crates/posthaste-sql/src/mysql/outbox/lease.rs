@@ -50,11 +50,11 @@ impl LeaseStore for OutboxStore {
         doing("renew leases", self.change_leases(&self.renewals, RENEW, claim_ids, rows)).await
     }
 
-    async fn release(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, StoreError> {
+    async fn release(&self, leases: &LeaseSet<'_>) -> Result<SettledRows, StoreError> {
         let release = async {
             let (claim_ids, rows) = self.rows_of(leases).await?;
-            let released = self.change_leases(&self.settlements, RELEASE, claim_ids, &rows).await?;
-            Ok(rows.into_iter().filter(|seq| !released.locked.contains(seq)).collect())
+            let SettledRows { locked, .. } = self.change_leases(&self.settlements, RELEASE, claim_ids, &rows).await?;
+            Ok(SettledRows { applied: rows.into_iter().filter(|seq| !locked.contains(seq)).collect(), locked })
         };
         doing("release leases", release).await
     }

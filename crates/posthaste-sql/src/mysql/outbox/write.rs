@@ -69,6 +69,12 @@ impl WriteStore for OutboxStore {
     type Connection = MySqlConnection;
     type Transaction = Transaction<'static, MySql>;
 
+    /// No: sqlx loses track of the server's answers if a statement is dropped while it is being prepared. Later
+    /// statements on that connection then read the wrong answers, or wait for ever.
+    fn is_cancel_safe(&self) -> bool {
+        false
+    }
+
     async fn begin(&self) -> Result<Self::Transaction, StoreError> {
         begin(&self.pool, None).await.map_err(|error| store_error("begin a transaction", error))
     }

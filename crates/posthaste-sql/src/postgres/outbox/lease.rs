@@ -69,7 +69,7 @@ impl LeaseStore for OutboxStore {
         doing("renew leases", renew).await
     }
 
-    async fn release(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, StoreError> {
+    async fn release(&self, leases: &LeaseSet<'_>) -> Result<SettledRows, StoreError> {
         doing("release leases", self.release_leases(leases)).await
     }
 
@@ -91,20 +91,19 @@ impl LeaseStore for OutboxStore {
 }
 
 impl OutboxStore {
-    /// Returns the rows that exist and are no longer leased under these claim ids.
-    async fn release_leases(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, Failed> {
-        match leases {
+    async fn release_leases(&self, leases: &LeaseSet<'_>) -> Result<SettledRows, Failed> {
+        let free: Vec<i64> = match leases {
             LeaseSet::Rows { claim_ids, rows } => {
                 let release = |locked| release(self.mode, locked);
                 let released = self.change_leases(&self.settlements, release, claim_ids, rows).await?;
                 if released.applied.len() == rows.len() {
-                    return Ok(released.applied);
+                    return Ok(released);
                 }
                 let mut work = self.settlements.begin(CHANGE).await?;
                 let existing = sqlx::query_scalar(self.sql(EXISTING)).bind(claim_ids).bind(rows);
                 let existing = existing.fetch_all(&mut *work).await?;
                 work.commit().await?;
-                Ok(existing.into_iter().collect())
+                existing
             }
             LeaseSet::Events { claim_ids, ids } => {
                 let mut work = self.settlements.begin(CHANGE).await?;
@@ -112,16 +111,17 @@ impl OutboxStore {
                 let existing = sqlx::query_scalar(self.sql(EXISTING_EVENTS)).bind(claim_ids).bind(ids);
                 let existing = existing.fetch_all(&mut *work).await?;
                 work.commit().await?;
-                Ok(existing.into_iter().collect())
+                existing
             }
             LeaseSet::Claims { claim_ids } => {
                 let mut work = self.settlements.begin(SCAN).await?;
                 let release = sqlx::query_scalar(self.sql(&release_claims(self.mode))).bind(claim_ids);
                 let released = release.fetch_all(&mut *work).await?;
                 work.commit().await?;
-                Ok(released.into_iter().collect())
+                released
             }
-        }
+        };
+        Ok(SettledRows { applied: free.into_iter().collect(), locked: HashSet::new() })
     }
 
     /// Runs a statement about the leases of these rows. Returns which rows it changed, and which rows it skipped
@@ -140,7 +140,7 @@ impl OutboxStore {
         let mut changed = self.change_leases_once(session, &sql(Locked::Skip), claim_ids, rows).await?;
         let left: Vec<i64> = rows.iter().copied().filter(|seq| !changed.applied.contains(seq)).collect();
         let mut work = session.begin(CHANGE).await?;
-        changed.locked = self.still_held(&mut work, claim_ids, &left).await?;
+        changed.locked = self.still_claimed(&mut work, claim_ids, &left).await?;
         work.commit().await?;
         Ok(changed)
     }

@@ -206,7 +206,7 @@ async fn a_settlement_looks_its_rows_up_by_their_numbers(connection: &mut PgConn
         let change = (settle::update(mode, locked), "('{a,b}', '{5,6}', '{1,2}', '{1,NULL}', '{1,2}', '{a,b}')");
         let renew = (lease::renew(mode, locked), "('{a,b}', '{5,6}')");
         let release = (lease::release(mode, locked), "('{a,b}', '{5,6}')");
-        let still_claimed = (settle::still_held(mode), "('{a,b}', '{5,6}')");
+        let still_claimed = (settle::still_claimed(mode), "('{a,b}', '{5,6}')");
         for (sql, values) in [done, change, renew, release, still_claimed] {
             for plan in plans(connection, mode, &sql, values).await {
                 let by_number = plan.contains("Index Scan using outbox_event_pkey on outbox_event")

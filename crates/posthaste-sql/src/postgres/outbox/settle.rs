@@ -60,7 +60,7 @@ pub(super) fn fenced_rows(mode: Mode, locked: Locked) -> String {
 }
 
 /// The rows `$2` that are still claimed under one of the tokens, also those that another transaction has locked.
-pub(super) fn still_held(mode: Mode) -> String {
+pub(super) fn still_claimed(mode: Mode) -> String {
     format!("SELECT row.seq FROM {{table}} AS row WHERE row.seq = ANY ($2) AND {}", fence(mode))
 }
 
@@ -141,7 +141,7 @@ impl OutboxStore {
         let left: Vec<i64> = asked.filter(|seq| !applied.contains(seq)).collect();
         let still_locked = match locked {
             Locked::Wait => HashSet::new(),
-            Locked::Skip => self.still_held(&mut work, fencing_tokens, &left).await?,
+            Locked::Skip => self.still_claimed(&mut work, fencing_tokens, &left).await?,
         };
         // A separate statement, so that it sees the rows that claims blocked while the update above waited for its
         // locks.
@@ -174,13 +174,13 @@ impl OutboxStore {
     }
 
     /// Those of the rows that are still claimed under one of the tokens.
-    pub(super) async fn still_held(
+    pub(super) async fn still_claimed(
         &self,
         connection: &mut PgConnection,
         fencing_tokens: &[String],
         rows: &[i64],
     ) -> Result<HashSet<i64>, sqlx::Error> {
-        let held = sqlx::query_scalar(self.sql(&still_held(self.mode))).bind(fencing_tokens).bind(rows);
+        let held = sqlx::query_scalar(self.sql(&still_claimed(self.mode))).bind(fencing_tokens).bind(rows);
         Ok(held.fetch_all(connection).await?.into_iter().collect())
     }
 

@@ -43,6 +43,10 @@ impl WriteStore for OutboxStore {
     type Connection = PgConnection;
     type Transaction = Transaction<'static, Postgres>;
 
+    fn is_cancel_safe(&self) -> bool {
+        true
+    }
+
     async fn begin(&self) -> Result<Self::Transaction, StoreError> {
         begin(&self.pool, None).await.map_err(|error| store_error("begin a transaction", error))
     }

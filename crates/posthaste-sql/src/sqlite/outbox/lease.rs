@@ -62,13 +62,14 @@ impl LeaseStore for OutboxStore {
         Ok(SettledRows { applied, locked: HashSet::new() })
     }
 
-    async fn release(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, StoreError> {
+    async fn release(&self, leases: &LeaseSet<'_>) -> Result<SettledRows, StoreError> {
         let (sql, binds) = match leases {
             LeaseSet::Rows { claim_ids, rows } => (RELEASE.to_owned(), vec![json(claim_ids), json(rows)]),
             LeaseSet::Events { claim_ids, ids } => (RELEASE_EVENTS.to_owned(), vec![json(claim_ids), json(ids)]),
             LeaseSet::Claims { claim_ids } => (release_claims(self.0.mode), vec![json(claim_ids)]),
         };
-        self.change_leases("release leases", sql, binds).await
+        let applied = self.change_leases("release leases", sql, binds).await?;
+        Ok(SettledRows { applied, ..SettledRows::default() })
     }
 
     async fn mark_started(

@@ -79,7 +79,7 @@ async fn changed_rows_are_looked_up_by_their_numbers() {
     let folder = tempfile::tempdir().unwrap();
     let database = filled(&folder).await;
     for mode in MODES {
-        let (fence, leases) = (settle::still_held(mode), [claim::lease(false), claim::lease(true)]);
+        let (fence, leases) = (settle::still_claimed(mode), [claim::lease(false), claim::lease(true)]);
         let others = [settle::MARK_DONE, settle::UPDATE, lease::RENEW, lease::RELEASE, claim::BLOCK, operator::DELETE];
         for sql in others.into_iter().chain(leases.iter().map(String::as_str)).chain([fence.as_str()]) {
             let plan = plan(&database, sql, mode).await;

@@ -16,7 +16,7 @@ use crate::sqlite::json::json;
 /// row, a JSON array. Binds: the tokens, the rows.
 ///
 /// No row can match the token of another claim among them: this process settles a row only under its current claim.
-pub(super) fn still_held(mode: Mode) -> String {
+pub(super) fn still_claimed(mode: Mode) -> String {
     let is_held = match mode.leases_rows() {
         true => "item.locked_by IN (SELECT value FROM json_each(?1))",
         false => {
@@ -111,7 +111,7 @@ impl OutboxStore {
         updates: &[RowUpdate],
     ) -> Result<HashSet<i64>, sqlx::Error> {
         let rows: Vec<i64> = updates.iter().map(|update| update.seq).collect();
-        let held = sqlx::query(self.sql(&still_held(self.0.mode))).bind(fencing_tokens).bind(json(&rows)?);
+        let held = sqlx::query(self.sql(&still_claimed(self.0.mode))).bind(fencing_tokens).bind(json(&rows)?);
         let held: String = held.fetch_one(&mut *connection).await?.try_get(0)?;
         let held: HashSet<i64> = serde_json::from_str(&held).map_err(|error| sqlx::Error::Decode(error.into()))?;
         let (mut done, mut others, mut finished) = (Vec::new(), Vec::new(), Vec::new());

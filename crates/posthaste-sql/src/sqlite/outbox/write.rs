@@ -27,6 +27,10 @@ impl WriteStore for OutboxStore {
     type Connection = SqliteConnection;
     type Transaction = Transaction;
 
+    fn is_cancel_safe(&self) -> bool {
+        true
+    }
+
     async fn begin(&self) -> Result<Transaction, StoreError> {
         const DOING: &str = "begin a transaction";
         let Some(service) = &self.0.service else {

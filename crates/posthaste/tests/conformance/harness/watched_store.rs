@@ -131,6 +131,10 @@ impl<S: Store> WriteStore for Watched<S> {
     type Connection = S::Connection;
     type Transaction = S::Transaction;
 
+    fn is_cancel_safe(&self) -> bool {
+        self.store.is_cancel_safe()
+    }
+
     async fn begin(&self) -> Result<S::Transaction, StoreError> {
         self.call_log.note("begin", 0)?;
         self.store.begin().await
@@ -213,7 +217,7 @@ impl<S: Store> LeaseStore for Watched<S> {
         self.store.renew(claim_ids, rows).await
     }
 
-    async fn release(&self, leases: &LeaseSet<'_>) -> Result<HashSet<i64>, StoreError> {
+    async fn release(&self, leases: &LeaseSet<'_>) -> Result<SettledRows, StoreError> {
         let rows = if let LeaseSet::Rows { rows, .. } = leases { rows.len() } else { 0 };
         self.call_log.note("release", rows)?;
         self.store.release(leases).await
