@@ -30,10 +30,10 @@ pub struct Args {
     pub command: Command,
 }
 
-/// Understood by every command, and shown after what is the command's own.
+/// Options that every command accepts. The help shows them after the command's own options.
 #[derive(clap::Args)]
 pub struct Shared {
-    /// Configuration file [default: ./posthaste.toml if there]
+    /// Configuration file [default: ./posthaste.toml if it exists]
     #[arg(long, global = true, value_name = "FILE", help_heading = GLOBAL)]
     config: Option<PathBuf>,
     /// Server to talk to [default: client.server or http.listen of the configuration]
@@ -52,29 +52,29 @@ pub enum Command {
     Demo(DemoOptions),
     /// Publish events from flags, a JSON file or stdin
     Publish(Box<PublishOptions>),
-    /// Kinds of events that can be subscribed to
+    /// Event definitions: the kinds of events that subscribers can subscribe to
     #[command(subcommand)]
     Definitions(DefinitionsCommand),
-    /// Who receives which events, and where
+    /// Subscriptions: which subscriber receives which events, at which address
     #[command(subcommand)]
     Subscriptions(SubscriptionsCommand),
     /// Dead letters: deliveries that failed too often
     #[command(subcommand)]
     Dlt(DltCommand),
-    /// Say what is wrong with the configuration or the database, and how to fix it
+    /// Find problems in the configuration and the database, and say how to fix them
     Check(CheckFlags),
     /// Print the commented default configuration
     Config,
-    /// Measure what this machine reaches, beside the plainest code that does the same
+    /// Measure the throughput on this machine, compared with the simplest code that does the same
     Bench(BenchOptions),
     /// Print a completion script for a shell
     Completions { shell: clap_complete::Shell },
 }
 
-/// Keys of the configuration that are often set by hand.
+/// Flags for keys of the configuration that are often set by hand.
 #[derive(clap::Args)]
 pub struct ServerFlags {
-    /// Address to listen on; port 0 takes a free one [http.listen]
+    /// Address to listen on; with port 0, the system chooses a free port [http.listen]
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
     /// Database to use, sqlite://FILE [database.url]
@@ -93,7 +93,7 @@ impl Shared {
         layers.config()
     }
 
-    /// Finds the server: by flag, else by environment or file, else where a server of this configuration would listen.
+    /// Finds the server: by --server, else by `client.server`, else at `http.listen` of the configuration.
     pub fn client(&self) -> anyhow::Result<Client> {
         if let Some(server) = &self.server {
             return Ok(Client::new(server)?);
@@ -104,8 +104,8 @@ impl Shared {
         }
         let listen = config.http.listen;
         if listen.port() == 0 {
-            let told = "http.listen leaves the port open: name the server by --server, as `posthaste serve` printed it";
-            return Err(UsageError(told.to_owned()).into());
+            let message = "http.listen has port 0: pass the address that `posthaste serve` printed as --server";
+            return Err(UsageError(message.to_owned()).into());
         }
         Ok(Client::new(&format!("http://{listen}"))?)
     }

@@ -1,4 +1,4 @@
-//! `posthaste bench`: what this machine reaches, each figure beside the plainest code that does the same.
+//! `posthaste bench`: throughput on this machine, compared with the simplest code that does the same.
 
 mod drain;
 mod embedded;
@@ -16,24 +16,24 @@ pub struct BenchOptions {
     /// What to measure [default: everything]
     #[arg(value_enum)]
     name: Option<Name>,
-    /// A tenth of the work: a first impression
+    /// Do a tenth of the work, for a rough result
     #[arg(long)]
     quick: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Name {
-    /// The engine alone, on a source in memory
+    /// The engine alone, with a source in memory
     Engine,
-    /// A backlog in SQLite, drained to a listener that does nothing
+    /// A backlog in SQLite, delivered to a listener that does nothing
     Drain,
-    /// From a publish by HTTP to a subscriber in the same process
+    /// The whole pipeline: from an HTTP publish to a subscriber in the same process
     Embedded,
-    /// Start, memory and CPU of a server that has nothing to do
+    /// Startup time, memory and CPU of an idle server
     Idle,
 }
 
-/// One figure.
+/// One measured value.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Figure {
@@ -41,10 +41,10 @@ struct Figure {
     what: String,
     value: f64,
     unit: &'static str,
-    /// What the plainest code reached in the same run.
+    /// The value of the simplest code in the same run.
     #[serde(skip_serializing_if = "Option::is_none")]
     raw: Option<Raw>,
-    /// What we want it to be.
+    /// The value that we aim for.
     #[serde(skip_serializing_if = "Option::is_none")]
     target: Option<Target>,
 }
@@ -92,21 +92,21 @@ impl Figure {
     }
 }
 
-/// Measures; one JSON object on stdout, a table for people on stderr.
+/// Runs the benchmarks. Prints one JSON object to stdout and a table for people to stderr.
 pub async fn run(options: BenchOptions) -> anyhow::Result<()> {
-    let wanted = |name| options.name.is_none_or(|only| only == name);
+    let selected = |name| options.name.is_none_or(|only| only == name);
     let mut figures = Vec::new();
-    // First, while this process is small and quiet itself.
-    if wanted(Name::Idle) {
+    // First, while this process itself uses little memory and CPU.
+    if selected(Name::Idle) {
         figures.extend(measure("idle", idle::run(options.quick)).await?);
     }
-    if wanted(Name::Engine) {
+    if selected(Name::Engine) {
         figures.extend(measure("engine", engine::run(options.quick)).await?);
     }
-    if wanted(Name::Drain) {
+    if selected(Name::Drain) {
         figures.extend(measure("drain", drain::run(options.quick)).await?);
     }
-    if wanted(Name::Embedded) {
+    if selected(Name::Embedded) {
         figures.extend(measure("embedded", embedded::run(options.quick)).await?);
     }
     output::say(table(&figures));

@@ -19,16 +19,16 @@ pub struct CheckFlags {
     server: ServerFlags,
 }
 
-/// What was found is printed; this is how the command ends.
+/// The error of a check that found problems. The problems themselves are printed before.
 #[derive(Debug, thiserror::Error)]
-#[error("{wrong} of {looked_at} checks failed: `posthaste serve` would not start")]
+#[error("{wrong} of {total} checks failed: `posthaste serve` would not start")]
 pub struct ChecksFailed {
     wrong: usize,
-    looked_at: usize,
+    total: usize,
     pub exit: Exit,
 }
 
-/// What was looked at, and what was found there.
+/// The result of one check.
 #[derive(Serialize)]
 struct Finding {
     part: &'static str,
@@ -38,7 +38,7 @@ struct Finding {
     exit: Option<Exit>,
 }
 
-/// Looks at everything that a server of this configuration needs, and changes none of it.
+/// Checks everything that a server with this configuration needs, and changes nothing.
 pub async fn run(shared: &Shared, flags: &CheckFlags) -> anyhow::Result<()> {
     let mut layers = shared.layers()?;
     flags.server.add_to(&mut layers);
@@ -63,7 +63,7 @@ pub async fn run(shared: &Shared, flags: &CheckFlags) -> anyhow::Result<()> {
     let wrong: Vec<Exit> = findings.iter().filter_map(|finding| finding.exit).collect();
     match wrong.first() {
         None => Ok(()),
-        Some(exit) => Err(ChecksFailed { wrong: wrong.len(), looked_at: findings.len(), exit: *exit }.into()),
+        Some(exit) => Err(ChecksFailed { wrong: wrong.len(), total: findings.len(), exit: *exit }.into()),
     }
 }
 
@@ -82,7 +82,7 @@ async fn schema(config: &Config) -> Result<String, StartError> {
     let name = database::name(url);
     let Some(database) = database::open_existing(url).await? else {
         database::check_place(url)?;
-        return Ok(format!("{name} is not there yet; `posthaste serve` makes it"));
+        return Ok(format!("{name} does not exist yet; `posthaste serve` creates it"));
     };
     let schema = database.schema().await.map_err(posthaste_hub::StartError::Store);
     database.close().await;
@@ -90,15 +90,15 @@ async fn schema(config: &Config) -> Result<String, StartError> {
     database::check_schema(schema)?;
     let Schema { found, known } = schema;
     Ok(match found {
-        Some(found) if found < known => format!("{name} has schema {found}; `posthaste serve` brings it to {known}"),
+        Some(found) if found < known => format!("{name} has schema {found}; `posthaste serve` migrates it to {known}"),
         Some(found) => format!("{name} has schema {found}, the newest"),
-        None => format!("{name} has no schema yet; `posthaste serve` makes it"),
+        None => format!("{name} has no schema yet; `posthaste serve` creates it"),
     })
 }
 
 fn server(lock: Option<&Path>) -> Result<String, StartError> {
     Ok(match lock {
-        Some(lock) => format!("one is running on this database (it holds {})", lock.display()),
+        Some(lock) => format!("one is running on this database (lock file {})", lock.display()),
         None => "none is running on this database".to_owned(),
     })
 }
@@ -107,19 +107,19 @@ async fn key_file(config: &Config) -> Result<String, StartError> {
     let path = config.key_file();
     if path.exists() {
         Sealer::read(&path)?;
-        return Ok(format!("{} holds a key", path.display()));
+        return Ok(format!("{} contains a key", path.display()));
     }
     if has_sealed_credentials(config).await? {
         return Err(SecretError::Missing(path).into());
     }
-    Ok(format!("{} is not there yet; `posthaste serve` makes it", path.display()))
+    Ok(format!("{} does not exist yet; `posthaste serve` creates it", path.display()))
 }
 
 async fn has_sealed_credentials(config: &Config) -> Result<bool, StartError> {
     let Some(database) = database::open_existing(&config.database.url).await? else { return Ok(false) };
     let found = async {
         let Schema { found, known } = database.schema().await?;
-        // Only a database with the schema of this program can be asked.
+        // The query works only on the schema of this version.
         Ok(found == Some(known) && database.registry().has_sealed_credentials().await?)
     };
     let found = found.await.map_err(posthaste_hub::StartError::Store);

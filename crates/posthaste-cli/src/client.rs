@@ -19,10 +19,10 @@ use uuid::Uuid;
 
 use crate::exit::Exit;
 
-/// How long the server may take to answer, beyond what it was asked to wait.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// More than any answer of the server holds; whatever else listens there may send more.
-const MAX_ANSWER: usize = 64 << 20;
+/// How long the client waits for a response, in addition to the `wait` of the request.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
+/// The largest response to read. The server never sends as much; another program at this address might.
+const MAX_RESPONSE: usize = 64 << 20;
 
 /// Calls the REST API of a server.
 #[derive(Clone)]
@@ -31,7 +31,7 @@ pub struct Client {
     server: Url,
 }
 
-/// Why a call did not do what it was to do.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error("{server:?} is not the address of a server: write http://HOST:PORT")]
@@ -42,17 +42,19 @@ pub enum ClientError {
         #[source]
         source: legacy::Error,
     },
-    #[error("the server at {server} closed the connection before its answer was complete")]
-    Cut {
+    #[error("the server at {server} closed the connection before its response was complete")]
+    ConnectionClosed {
         server: String,
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    #[error("the server at {server} did not answer within {} s", .patience.as_secs())]
-    TimedOut { server: String, patience: Duration },
-    #[error("{}", told(.0))]
+    #[error("the server at {server} did not respond within {} s", .timeout.as_secs())]
+    TimedOut { server: String, timeout: Duration },
+    #[error("{}", describe(.0))]
     Refused(Box<Problem>),
-    #[error("the answer of {server} (status {status}) is not one of Posthaste: is it another program's address?")]
+    #[error(
+        "the response of {server} (status {status}) does not come from Posthaste: is it another program's address?"
+    )]
     Foreign { server: String, status: StatusCode },
     #[error("the request cannot be written")]
     Unwritable(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -70,20 +72,20 @@ pub struct Page<T> {
     pub next_cursor: Option<String>,
 }
 
-/// Something that was read in order to be changed: the server takes the change only if it is still the same.
+/// A resource that was read in order to change it. The server refuses the change if the resource changed meanwhile.
 pub struct Versioned<T> {
     pub value: T,
     tag: Option<HeaderValue>,
 }
 
-/// Names and values of a query string; those that are absent are left out.
+/// Names and values of a query string; names with the value `None` are left out.
 pub type Query<'a> = [(&'a str, Option<String>)];
 
 impl ClientError {
     pub fn exit(&self) -> Exit {
         match self {
             Self::BadServer { .. } => Exit::Usage,
-            Self::Unreachable { .. } | Self::Cut { .. } | Self::TimedOut { .. } => Exit::Unreachable,
+            Self::Unreachable { .. } | Self::ConnectionClosed { .. } | Self::TimedOut { .. } => Exit::Unreachable,
             Self::Refused(problem) => match problem.status {
                 404 => Exit::NotFound,
                 503 => Exit::Unreachable,
@@ -93,7 +95,7 @@ impl ClientError {
         }
     }
 
-    /// Whether the server refused because of what it holds already.
+    /// True if the server refused the request because it conflicts with stored data.
     pub fn is_conflict(&self) -> bool {
         matches!(self, Self::Refused(problem) if problem.status == 409)
     }
@@ -110,7 +112,7 @@ impl Client {
         self.send(Method::POST, "api/events", &[], json(event)?).await
     }
 
-    /// `events` is the text of a JSON array, which is sent as it is.
+    /// `events` is the text of a JSON array, which is sent unchanged.
     pub async fn publish_batch(&self, events: Bytes) -> Result<BatchOut, ClientError> {
         self.send(Method::POST, "api/events/batch", &[], Some(events)).await
     }
@@ -148,16 +150,16 @@ impl Client {
         self.versioned(&format!("api/subscriptions/{id}")).await
     }
 
-    /// The server answers with the subscription that is there when it would make the same one again.
+    /// If the same subscription exists already, the server returns that one and creates none.
     pub async fn create_subscription(
         &self,
         subscription: &SubscriptionIn,
     ) -> Result<Created<Subscription>, ClientError> {
         let request = self.request(Method::POST, "api/subscriptions", &[], None, json(subscription)?)?;
-        let answer = self.exchange(request, PATIENCE).await?;
-        match answer.status() {
-            StatusCode::CREATED => self.read(answer).map(Created::New),
-            _ => self.read(answer).map(Created::Existing),
+        let response = self.exchange(request, RESPONSE_TIMEOUT).await?;
+        match response.status() {
+            StatusCode::CREATED => self.read(response).map(Created::New),
+            _ => self.read(response).map(Created::Existing),
         }
     }
 
@@ -182,18 +184,18 @@ impl Client {
         self.send(Method::GET, &format!("api/dlt-messages/{id}"), &[], None).await
     }
 
-    /// With `wait`, answers what became of each letter as far as it is known by then.
+    /// With `wait`, waits that long and returns the results of the dead letters that are known by then.
     pub async fn replay(&self, replay: &ReplayIn, wait: Option<Duration>) -> Result<ReplayOut, ClientError> {
         let query = [("wait", wait.map(|wait| wait.as_secs().to_string()))];
-        let patience = PATIENCE + wait.unwrap_or_default();
+        let timeout = RESPONSE_TIMEOUT + wait.unwrap_or_default();
         let request = self.request(Method::POST, "api/replay", &query, None, json(replay)?)?;
-        self.read(self.exchange(request, patience).await?)
+        self.read(self.exchange(request, timeout).await?)
     }
 
     async fn versioned<T: DeserializeOwned>(&self, path: &str) -> Result<Versioned<T>, ClientError> {
-        let answer = self.exchange(self.request(Method::GET, path, &[], None, None)?, PATIENCE).await?;
-        let tag = answer.headers().get(ETAG).cloned();
-        Ok(Versioned { value: self.read(answer)?, tag })
+        let response = self.exchange(self.request(Method::GET, path, &[], None, None)?, RESPONSE_TIMEOUT).await?;
+        let tag = response.headers().get(ETAG).cloned();
+        Ok(Versioned { value: self.read(response)?, tag })
     }
 
     async fn replace<T: DeserializeOwned>(
@@ -202,11 +204,11 @@ impl Client {
         tag: Option<&HeaderValue>,
         body: Option<Bytes>,
     ) -> Result<T, ClientError> {
-        self.read(self.exchange(self.request(Method::PUT, path, &[], tag, body)?, PATIENCE).await?)
+        self.read(self.exchange(self.request(Method::PUT, path, &[], tag, body)?, RESPONSE_TIMEOUT).await?)
     }
 
     async fn delete(&self, path: &str) -> Result<(), ClientError> {
-        self.exchange(self.request(Method::DELETE, path, &[], None, None)?, PATIENCE).await.map(drop)
+        self.exchange(self.request(Method::DELETE, path, &[], None, None)?, RESPONSE_TIMEOUT).await.map(drop)
     }
 
     async fn send<T: DeserializeOwned>(
@@ -216,7 +218,7 @@ impl Client {
         query: &Query<'_>,
         body: Option<Bytes>,
     ) -> Result<T, ClientError> {
-        self.read(self.exchange(self.request(method, path, query, None, body)?, PATIENCE).await?)
+        self.read(self.exchange(self.request(method, path, query, None, body)?, RESPONSE_TIMEOUT).await?)
     }
 
     fn request(
@@ -246,43 +248,43 @@ impl Client {
         request.body(body).map_err(|error| ClientError::Unwritable(error.into()))
     }
 
-    /// The answer, if it is a good one.
+    /// Sends the request and returns the response if its status is a success.
     async fn exchange(
         &self,
         request: Request<Full<Bytes>>,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<hyper::Response<Bytes>, ClientError> {
         let server = || self.server.as_str().trim_end_matches('/').to_owned();
         let exchange = async {
-            let answer = self.http.request(request).await.map_err(|source| match source.is_connect() {
+            let response = self.http.request(request).await.map_err(|source| match source.is_connect() {
                 true => ClientError::Unreachable { server: server(), source },
-                false => ClientError::Cut { server: server(), source: source.into() },
+                false => ClientError::ConnectionClosed { server: server(), source: source.into() },
             })?;
-            let (head, body) = answer.into_parts();
-            let body = Limited::new(body, MAX_ANSWER).collect().await;
-            let body = body.map_err(|source| ClientError::Cut { server: server(), source })?;
+            let (head, body) = response.into_parts();
+            let body = Limited::new(body, MAX_RESPONSE).collect().await;
+            let body = body.map_err(|source| ClientError::ConnectionClosed { server: server(), source })?;
             Ok(hyper::Response::from_parts(head, body.to_bytes()))
         };
-        let answer = tokio::time::timeout(patience, exchange).await;
-        let answer = answer.map_err(|_| ClientError::TimedOut { server: server(), patience })??;
-        if answer.status().is_success() {
-            return Ok(answer);
+        let response = tokio::time::timeout(timeout, exchange).await;
+        let response = response.map_err(|_| ClientError::TimedOut { server: server(), timeout })??;
+        if response.status().is_success() {
+            return Ok(response);
         }
-        Err(match serde_json::from_slice(answer.body()) {
+        Err(match serde_json::from_slice(response.body()) {
             Ok(problem) => ClientError::Refused(problem),
-            Err(_) => ClientError::Foreign { server: server(), status: answer.status() },
+            Err(_) => ClientError::Foreign { server: server(), status: response.status() },
         })
     }
 
-    fn read<T: DeserializeOwned>(&self, answer: hyper::Response<Bytes>) -> Result<T, ClientError> {
-        let status = answer.status();
+    fn read<T: DeserializeOwned>(&self, response: hyper::Response<Bytes>) -> Result<T, ClientError> {
+        let status = response.status();
         let foreign = |_| ClientError::Foreign { server: self.server.to_string(), status };
-        serde_json::from_slice(answer.body()).map_err(foreign)
+        serde_json::from_slice(response.body()).map_err(foreign)
     }
 }
 
-/// The violations, where there are any: the rest of the problem only sums them up.
-fn told(problem: &Problem) -> String {
+/// Describes a problem: by its violations if it has any, because its other fields only summarise them.
+fn describe(problem: &Problem) -> String {
     match problem.errors.as_slice() {
         [] => problem.to_string(),
         errors => errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
@@ -322,8 +324,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_there_is_unreachable() {
-        // Bound and not listening: the port stays refused for as long as the test runs.
+    async fn an_address_without_a_server_is_unreachable() {
+        // Bound but not listening: connections to this port are refused as long as the test runs.
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let client = Client::new(&format!("http://{}", socket.local_addr().unwrap())).unwrap();
@@ -333,14 +335,14 @@ mod tests {
     }
 
     #[test]
-    fn violations_are_told_once() {
+    fn violations_are_described_once() {
         let errors = vec![FieldError::new("a", "is bad"), FieldError::new("b", "is worse")];
         let problem = Problem::new(400, "x", "x").detail("a: is bad; b: is worse").errors(errors);
         assert_eq!(ClientError::Refused(Box::new(problem)).to_string(), "a: is bad; b: is worse");
     }
 
     #[test]
-    fn problems_have_their_own_exits() {
+    fn the_status_of_a_problem_decides_the_exit_code() {
         let exit = |status| ClientError::Refused(Box::new(Problem::new(status, "x", "x"))).exit();
         assert_eq!([404, 503, 409, 400].map(exit), [Exit::NotFound, Exit::Unreachable, Exit::Failed, Exit::Failed]);
     }

@@ -1,5 +1,5 @@
-//! What can be configured: the sections of the hub as the hub declares them, and those of the process. `default_config.toml`
-//! is the reference; a test holds it and these types together.
+//! The configuration: the sections that the hub declares, and those of this process. `default_config.toml` is the
+//! reference; a test compares it with these types.
 
 mod layers;
 mod text;
@@ -81,7 +81,7 @@ impl Config {
         }
     }
 
-    /// How much the HTTP server bears from its clients.
+    /// The limits that the HTTP server sets for its clients.
     pub fn client_limits(&self) -> ClientLimits {
         let Http { header_timeout, body_timeout, max_connections, .. } = self.http;
         ClientLimits { header_timeout, body_timeout, max_connections }
@@ -93,7 +93,7 @@ impl Config {
         Settings { bus, outbox, routing, delivery, dlt }
     }
 
-    /// Every key whose value cannot be used, and why.
+    /// Every key that has an unusable value, with the reason.
     fn violations(&self) -> Vec<Violation> {
         let mut found = Vec::new();
         let mut refuse = |key, refused: bool, why: &str| {
@@ -103,18 +103,18 @@ impl Config {
         };
         let Self { http, database, bus, outbox, delivery, dlt, telemetry, .. } = self;
         if !http.listen.ip().is_loopback() {
-            let why = "is not loopback: this version has no API keys yet, so anybody who reaches it could use it; \
+            let why = "is not loopback: this version has no API keys yet, so every program that connects could use it; \
                        write 127.0.0.1 or [::1]";
             refuse("http.listen", true, why);
         }
         refuse("http.header_timeout", http.header_timeout < MILLISECOND, "is shorter than 1ms");
         refuse("http.body_timeout", http.body_timeout < MILLISECOND, "is shorter than 1ms");
-        refuse("http.max_connections", http.max_connections == 0, "is 0: nobody could connect");
+        refuse("http.max_connections", http.max_connections == 0, "is 0: no client could connect");
         if let Some(why) = database::refusal(&database.url) {
             refuse("database.url", true, &why);
         }
         if let Err(error) = EnvFilter::try_new(&telemetry.log) {
-            refuse("telemetry.log", true, &format!("is no log filter, such as \"info\": {error}"));
+            refuse("telemetry.log", true, &format!("is not a log filter, such as \"info\": {error}"));
         }
         found.extend(bus.violations());
         found.extend(outbox.violations());

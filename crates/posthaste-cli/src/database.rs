@@ -1,6 +1,6 @@
-//! The database of a configuration: the only place in the server that names one.
+//! The database of a configuration. Only this module names a particular database.
 //!
-//! Everything else uses [`HubDatabase`]. A second database is a second arm in each function here.
+//! All other modules use [`HubDatabase`]. A second database adds a second arm to each function here.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use std::sync::Arc;
 use posthaste_core::hub_store::{HubDatabase, OpenError, Schema};
 use posthaste_sql::sqlite;
 
-/// Opens the database for a server. Fails if another server has it for itself.
+/// Opens the database for a server. Fails if another server uses it.
 pub async fn open(url: &str) -> Result<Arc<dyn HubDatabase>, OpenError> {
     Ok(Arc::new(sqlite::HubDatabase::open(url).await?))
 }
 
-/// Opens a database that exists, to look at it while a server may use it; `None` if there is none yet.
+/// Opens an existing database for inspection, even while a server uses it. Returns `None` if it does not exist.
 pub async fn open_existing(url: &str) -> Result<Option<Arc<dyn HubDatabase>>, OpenError> {
     match file(url).exists() {
         true => Ok(Some(Arc::new(sqlite::HubDatabase::open_shared(url).await?))),
@@ -21,23 +21,23 @@ pub async fn open_existing(url: &str) -> Result<Option<Arc<dyn HubDatabase>>, Op
     }
 }
 
-/// What an operator calls the database.
+/// The name of the database in messages: its file.
 pub fn name(url: &str) -> String {
     file(url).display().to_string()
 }
 
-/// The key file that belongs to the database, if the configuration names none.
+/// The key file to use if the configuration names none.
 pub fn default_key_file(url: &str) -> PathBuf {
     sqlite::HubDatabase::key_file(&file(url))
 }
 
-/// The file whose lock shows that a server has the database for itself, if one does.
+/// The lock file of the server that uses the database, if a server does.
 pub fn lock_of_running_server(url: &str) -> Option<PathBuf> {
     let file = file(url);
     sqlite::HubDatabase::is_in_use(&file).unwrap_or(false).then(|| sqlite::HubDatabase::lock_file(&file))
 }
 
-/// Checks that a database could be made where there is none yet.
+/// Checks that a new database could be created at this address.
 pub fn check_place(url: &str) -> Result<(), OpenError> {
     let file = file(url);
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -47,7 +47,7 @@ pub fn check_place(url: &str) -> Result<(), OpenError> {
     }
 }
 
-/// Refuses a schema that a newer program made.
+/// Fails if a newer version of the program created the schema.
 pub fn check_schema(schema: Schema) -> Result<(), OpenError> {
     match schema {
         Schema { found: Some(found), known } if found > known => Err(OpenError::NewerSchema { found, known }),
@@ -55,7 +55,7 @@ pub fn check_schema(schema: Schema) -> Result<(), OpenError> {
     }
 }
 
-/// Why a server cannot use this address of a database.
+/// The reason why a server cannot use this database address, if there is one.
 pub fn refusal(url: &str) -> Option<String> {
     let scheme = url.split(':').next().unwrap_or_default();
     match scheme {
@@ -72,7 +72,7 @@ pub fn refusal(url: &str) -> Option<String> {
     }
 }
 
-/// Empty for an address that [`refusal`] refuses.
+/// The file of the database; empty for an address that [`refusal`] refuses.
 fn file(url: &str) -> PathBuf {
     sqlite::file_of(url).unwrap_or_default()
 }

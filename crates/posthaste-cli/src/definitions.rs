@@ -17,21 +17,21 @@ pub enum DefinitionsCommand {
         #[arg(value_parser = id)]
         id: Uuid,
     },
-    /// Make a definition; a part of the key that is left out stands for any
+    /// Create a definition; a part of the key that is left out matches any value
     Create {
         #[command(flatten)]
         key: KeyFlags,
-        /// What it is for
+        /// Purpose of the definition
         #[arg(long)]
         description: Option<String>,
     },
-    /// Change what is given, keep the rest
+    /// Change the given values, keep the others
     Update {
         #[arg(value_parser = id)]
         id: Uuid,
         #[command(flatten)]
         key: KeyFlags,
-        /// What it is for
+        /// Purpose of the definition
         #[arg(long)]
         description: Option<String>,
     },
@@ -42,7 +42,7 @@ pub enum DefinitionsCommand {
     },
 }
 
-/// Which events. In each part, * stands for any.
+/// Which events. In each part, * matches any value.
 #[derive(clap::Args, Clone, Default)]
 pub struct KeyFlags {
     /// Event type, such as order.placed
@@ -51,24 +51,24 @@ pub struct KeyFlags {
     /// Source service
     #[arg(long = "source", value_name = "SERVICE", visible_alias = "source-service")]
     pub source_service: Option<String>,
-    /// Kind of thing that it happened to
+    /// Type of the resource that the event is about
     #[arg(long, value_name = "TYPE")]
     pub resource_type: Option<String>,
-    /// What was done to it
+    /// Operation on the resource
     #[arg(long, value_name = "TYPE")]
     pub operation_type: Option<String>,
 }
 
-/// Which part of a list.
+/// Which page of a list.
 #[derive(clap::Args)]
 pub struct ListPart {
-    /// Page, from 0
+    /// Number of the page, from 0
     #[arg(long)]
     page: Option<u32>,
-    /// Entries to a page
+    /// Entries per page
     #[arg(long)]
     size: Option<u32>,
-    /// Where the page before ended, instead of --page
+    /// Cursor that the previous page printed, instead of --page
     #[arg(long, conflicts_with = "page")]
     cursor: Option<String>,
 }
@@ -103,7 +103,7 @@ impl KeyFlags {
         [event_type, source_service, resource_type, operation_type].into_iter().all(Option::is_none)
     }
 
-    /// The flags where they are given, the parts of `key` where they are not.
+    /// The given flags; for each flag that is absent, the part of `key`.
     pub fn over(self, key: &EventKey) -> Self {
         Self {
             event_type: self.event_type.or_else(|| Some(key.event_type.clone())),
@@ -146,12 +146,12 @@ impl ListPart {
     }
 }
 
-/// Reads an id as lists show it.
+/// Parses an id as `list` prints it.
 pub fn id(text: &str) -> Result<Uuid, String> {
     Uuid::parse_str(text).map_err(|_| "not an id: ids are UUIDs, and `list` shows them".to_owned())
 }
 
-/// Nobody should take a page for the whole.
+/// Prints the total, so that a page is not mistaken for the whole list.
 pub fn say_total<T>(page: &Page<T>) {
     let shown = page.items.len() as u64;
     if let Some(cursor) = &page.next_cursor {
@@ -161,11 +161,11 @@ pub fn say_total<T>(page: &Page<T>) {
     }
 }
 
-/// A key as tables show it: the parts that say something.
+/// A key as tables show it, without the parts that match any value.
 pub fn key_text(key: &EventKey) -> String {
     let parts = [("source", &key.source_service), ("resource", &key.resource_type), ("operation", &key.operation_type)];
-    let said = parts.into_iter().filter(|(_, part)| *part != posthaste_api::ANY);
-    said.fold(key.event_type.clone(), |text, (name, part)| format!("{text} {name}={part}"))
+    let specific = parts.into_iter().filter(|(_, part)| *part != posthaste_api::ANY);
+    specific.fold(key.event_type.clone(), |text, (name, part)| format!("{text} {name}={part}"))
 }
 
 fn list(page: &Page<Definition>) -> Table {

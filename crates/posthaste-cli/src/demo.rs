@@ -1,4 +1,4 @@
-//! The whole pipeline in one terminal: a server, a publisher, and three subscribers of which two behave badly.
+//! The whole pipeline in one terminal: a server, a publisher and three subscribers, two of which fail requests.
 
 mod progress;
 mod subscribers;
@@ -27,19 +27,19 @@ use progress::Progress;
 use subscribers::{Manner, Subscriber};
 
 const EVENT_TYPE: &str = "order.placed";
-/// Publishing takes about this many steps, so that there is something to see.
+/// Publishing takes about this many steps, so that the user can watch the progress.
 const STEPS: u64 = 30;
 const STEP: Duration = Duration::from_millis(100);
-/// More events than this are published as fast as the server takes them.
-const MANY: u64 = 15_000;
+/// More events than this are published as fast as the server accepts them.
+const MAX_PACED_EVENTS: u64 = 15_000;
 const MAX_BATCH: u64 = 500;
-/// The server's dead letters are looked at this often.
-const LOOK: Duration = Duration::from_millis(200);
-/// The subscriber that is down stays so until its letters are exhausted, or for this long.
+/// The demo polls the server's dead letters this often.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// The subscriber that is down comes up when its dead letters have no retries left, or after this time.
 const LONGEST_OUTAGE: Duration = Duration::from_secs(12);
-/// When nothing has arrived anywhere for this long, nothing will.
+/// The demo gives up if no event arrives at any subscriber for this long.
 const STANDSTILL: Duration = Duration::from_secs(20);
-/// How many letters are replayed together, and how long their results are waited for.
+/// How many dead letters one replay request contains, and how long the request waits for their results.
 const REPLAY: u32 = 500;
 const REPLAY_WAIT: Duration = Duration::from_secs(10);
 
@@ -48,13 +48,13 @@ pub struct DemoOptions {
     /// How many events to publish
     #[arg(long, value_name = "NUMBER", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     events: u64,
-    /// Leave server and subscribers running afterwards, until Ctrl-C
+    /// Keep the server and the subscribers running afterwards, until Ctrl-C
     #[arg(long)]
     keep: bool,
 }
 
 pub async fn run(options: &DemoOptions) -> anyhow::Result<()> {
-    // Failed deliveries are what is shown here, not what has gone wrong.
+    // The demo fails deliveries on purpose: warnings about them would look like real problems.
     telemetry::start_logging("error")?;
     let mut signals = StopSignals::listen()?;
     let folder = tempfile::Builder::new().prefix("posthaste-demo-").tempdir().context("no temporary folder")?;
@@ -75,7 +75,7 @@ pub async fn run(options: &DemoOptions) -> anyhow::Result<()> {
         Err(error) => Err(error),
     };
     if options.keep && ended.is_ok() {
-        say(format_args!("\nthe server is still running at {url}; look around, and press Ctrl-C to end it:"));
+        say(format_args!("\nthe server is still running at {url}; try these commands, and press Ctrl-C to stop it:"));
         say(format_args!("  posthaste --server {url} dlt list --status ALL"));
         say(format_args!("  posthaste --server {url} subscriptions list"));
         signals.next().await;
@@ -87,7 +87,7 @@ pub async fn run(options: &DemoOptions) -> anyhow::Result<()> {
     ended
 }
 
-/// The defaults, but for a dead-letter interval that nobody falls asleep over.
+/// The default configuration, except that dead letters are retried every second to keep the demo short.
 fn throwaway(folder: &std::path::Path) -> Config {
     let mut config = Config::default();
     config.database.url = format!("sqlite://{}", folder.join("posthaste.db").display());
@@ -110,7 +110,7 @@ struct Demo {
     events: u64,
     published: AtomicU64,
     subscribers: [Subscriber; 3],
-    /// After so many scheduled retries a dead letter is left to an operator.
+    /// After this many scheduled retries, only an operator can have a dead letter sent again.
     max_retry: u32,
     progress: Progress,
 }
@@ -140,20 +140,21 @@ impl Demo {
     async fn play(&self) -> anyhow::Result<()> {
         let work = async {
             self.publish().await?;
-            self.progress.tell("all is published; what the subscriber that is down refuses waits as dead letters");
+            self.progress
+                .message("all events are published; those for the subscriber that is down become dead letters");
             self.wait_for_exhaustion().await?;
             for subscriber in &self.subscribers {
                 subscriber.come_up()?;
             }
-            self.progress.tell("the subscriber that was down comes up; its dead letters are replayed through the API");
-            self.replay_until_all_arrived().await
+            self.progress.message("the subscriber that was down is up; its dead letters are replayed through the API");
+            self.replay_until_all_arrive().await
         };
         let result = tokio::select! {
             result = work => result,
-            error = self.show() => Err(error),
+            error = self.show_progress() => Err(error),
         };
-        // The last look, so that what stays on the screen is how it ended.
-        self.look().await?;
+        // Update once more, so that the screen shows the final state.
+        self.update_progress().await?;
         self.progress.finish();
         result
     }
@@ -172,14 +173,14 @@ impl Demo {
             }
             self.published.store(next, Ordering::Relaxed);
             first = next;
-            if self.events <= MANY {
+            if self.events <= MAX_PACED_EVENTS {
                 sleep(STEP).await;
             }
         }
         Ok(())
     }
 
-    /// The letters of a subscriber that is down use up their scheduled retries.
+    /// Waits until the dead letters of the subscriber that is down have used up their scheduled retries.
     async fn wait_for_exhaustion(&self) -> anyhow::Result<()> {
         let outage = Instant::now();
         let down = self.subscribers.iter().find(|subscriber| subscriber.is_down());
@@ -192,16 +193,16 @@ impl Demo {
         ];
         while outage.elapsed() < LONGEST_OUTAGE {
             let page = self.client.dead_letters(&query).await?;
-            let fewest = page.items.first().map(|letter| letter.retry_count);
+            let fewest = page.items.first().map(|dead_letter| dead_letter.retry_count);
             if page.total >= self.events && fewest.is_some_and(|retries| retries >= self.max_retry) {
                 break;
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
         Ok(())
     }
 
-    async fn replay_until_all_arrived(&self) -> anyhow::Result<()> {
+    async fn replay_until_all_arrive(&self) -> anyhow::Result<()> {
         let (mut best, mut since) = (0, Instant::now());
         loop {
             let arrived = self.subscribers.iter().map(Subscriber::arrived).sum();
@@ -210,67 +211,70 @@ impl Demo {
             } else if arrived > best {
                 (best, since) = (arrived, Instant::now());
             } else if since.elapsed() > STANDSTILL {
-                // The summary says what is missing.
+                // The summary shows which events are missing.
                 return Ok(());
             }
             self.replay_exhausted().await?;
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
-    /// Does what an operator would: sends again what the server has given up on.
+    /// Replays the dead letters that have no retries left, as an operator would.
     async fn replay_exhausted(&self) -> anyhow::Result<()> {
         let query = [
             ("status", Some("FAILED".to_owned())),
             ("sort", Some("-retryCount".to_owned())),
             ("size", Some(REPLAY.to_string())),
         ];
-        let mut letters = self.client.dead_letters(&query).await?.items;
-        letters.retain(|letter| letter.retry_count >= self.max_retry);
-        if letters.is_empty() {
+        let mut dead_letters = self.client.dead_letters(&query).await?.items;
+        dead_letters.retain(|dead_letter| dead_letter.retry_count >= self.max_retry);
+        if dead_letters.is_empty() {
             return Ok(());
         }
-        let ids = letters.iter().map(|letter| letter.id).collect();
+        let ids = dead_letters.iter().map(|dead_letter| dead_letter.id).collect();
         let replay = ReplayIn { ids, reason: Some("the subscriber is back".to_owned()) };
         self.client.replay(&replay, Some(REPLAY_WAIT)).await?;
         for subscriber in &self.subscribers {
-            let replayed = letters.iter().filter(|letter| letter.subscriber_id == subscriber.name());
-            subscriber.add_replayed(replayed.map(|letter| letter.id));
+            let replayed = dead_letters.iter().filter(|dead_letter| dead_letter.subscriber_id == subscriber.name());
+            subscriber.add_replayed(replayed.map(|dead_letter| dead_letter.id));
         }
         Ok(())
     }
 
-    /// Returns only what goes wrong.
-    async fn show(&self) -> anyhow::Error {
+    /// Shows the progress until an error occurs, and returns the error.
+    async fn show_progress(&self) -> anyhow::Error {
         loop {
-            if let Err(error) = self.look().await {
+            if let Err(error) = self.update_progress().await {
                 return error;
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
-    async fn look(&self) -> anyhow::Result<()> {
-        let mut waiting = [LetterCount::default(); 3];
+    async fn update_progress(&self) -> anyhow::Result<()> {
+        let mut waiting = [DeadLetterCount::default(); 3];
         for (waiting, subscriber) in waiting.iter_mut().zip(&self.subscribers) {
-            *waiting = self.letters(subscriber, "NEW").await?.plus(self.letters(subscriber, "FAILED").await?);
+            *waiting = self
+                .count_dead_letters(subscriber, "NEW")
+                .await?
+                .plus(self.count_dead_letters(subscriber, "FAILED").await?);
         }
         let arrived = self.subscribers.each_ref().map(Subscriber::arrived);
         self.progress.show(self.published.load(Ordering::Relaxed), arrived, waiting);
         Ok(())
     }
 
-    async fn letters(&self, subscriber: &Subscriber, status: &str) -> anyhow::Result<LetterCount> {
+    async fn count_dead_letters(&self, subscriber: &Subscriber, status: &str) -> anyhow::Result<DeadLetterCount> {
         let query = [
             ("subscriberId", Some(subscriber.name().to_owned())),
             ("status", Some(status.to_owned())),
             ("size", Some("1".to_owned())),
         ];
         let page = self.client.dead_letters(&query).await?;
-        Ok(LetterCount { letters: page.total, or_more: page.total_is_lower_bound })
+        Ok(DeadLetterCount { count: page.total, or_more: page.total_is_lower_bound })
     }
 
-    /// Ends with the line that says whether everything arrived.
+    /// Prints a table of all subscribers, then how many events arrived at every one of them.
     async fn summarise(&self) -> anyhow::Result<()> {
         let mut table = Table::new(["SUBSCRIBER", "EXPECTED", "ARRIVED", "DUPLICATES", "DEAD-LETTERED", "REPLAYED"]);
         for subscriber in &self.subscribers {
@@ -279,7 +283,7 @@ impl Demo {
                 self.events.to_string(),
                 subscriber.arrived().to_string(),
                 subscriber.duplicates().to_string(),
-                self.letters(subscriber, "ALL").await?.to_string(),
+                self.count_dead_letters(subscriber, "ALL").await?.to_string(),
                 subscriber.replayed().to_string(),
             ]);
         }
@@ -292,27 +296,27 @@ impl Demo {
         print(format_args!("{table}\n{arrived} of {} events arrived\n", self.events))?;
         match arrived == self.events {
             true => Ok(()),
-            false => anyhow::bail!("{} events are missing somewhere", self.events - arrived),
+            false => anyhow::bail!("{} events did not arrive at every subscriber", self.events - arrived),
         }
     }
 }
 
-/// How many dead letters there are, as far as the server counts.
+/// A number of dead letters. The server stops counting at a limit; then the real number may be higher.
 #[derive(Clone, Copy, Default)]
-struct LetterCount {
-    letters: u64,
+struct DeadLetterCount {
+    count: u64,
     or_more: bool,
 }
 
-impl LetterCount {
+impl DeadLetterCount {
     fn plus(self, other: Self) -> Self {
-        Self { letters: self.letters + other.letters, or_more: self.or_more || other.or_more }
+        Self { count: self.count + other.count, or_more: self.or_more || other.or_more }
     }
 }
 
-impl fmt::Display for LetterCount {
+impl fmt::Display for DeadLetterCount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.letters, if self.or_more { " or more" } else { "" })
+        write!(f, "{}{}", self.count, if self.or_more { " or more" } else { "" })
     }
 }
 

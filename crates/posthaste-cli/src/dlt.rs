@@ -10,12 +10,12 @@ use crate::client::Client;
 use crate::exit::{Exit, NotFound, UsageError};
 use crate::output::{Output, Table, moment, print, say, shortened};
 
-/// How much of an error a list shows; `show` has all of it.
+/// How many characters of an error a list shows; `show` prints all of it.
 const ERROR_WIDTH: usize = 60;
 
 #[derive(Subcommand)]
 pub enum DltCommand {
-    /// List dead letters; by default those that failed
+    /// List dead letters; by default those with the status FAILED
     List(Box<Filter>),
     /// Show one dead letter with its event and its history
     Show {
@@ -24,13 +24,13 @@ pub enum DltCommand {
     },
     /// Send dead letters again
     Replay {
-        /// Ids of dead letters, or of events: then all letters of the event that are not delivered yet
+        /// Ids of dead letters or of events; an event stands for all its dead letters that are not delivered yet
         #[arg(required = true)]
         ids: Vec<String>,
-        /// Why, for those who read the history
+        /// Reason for the replay, stored with it
         #[arg(long)]
         reason: Option<String>,
-        /// Wait so many seconds, at most 60, for the results, and fail unless all were delivered
+        /// Seconds to wait for the results, at most 60; fail unless all dead letters are delivered
         #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(0..=60))]
         wait: Option<u64>,
     },
@@ -39,19 +39,19 @@ pub enum DltCommand {
 /// The filters of the REST API, by the same names.
 #[derive(clap::Args)]
 pub struct Filter {
-    /// Id of the event
+    /// Only dead letters of the event with this id
     #[arg(long, alias = "messageId")]
     message_id: Option<String>,
-    /// Whose letters
+    /// Only dead letters of this subscriber
     #[arg(long, alias = "subscriberId")]
     subscriber_id: Option<String>,
     /// Part of the error text
     #[arg(long)]
     error: Option<String>,
-    /// Not before this time (RFC 3339)
+    /// Created at or after this time (RFC 3339)
     #[arg(long)]
     from: Option<String>,
-    /// Before this time (RFC 3339)
+    /// Created at or before this time (RFC 3339)
     #[arg(long)]
     to: Option<String>,
     /// new, processed, failed or all [default: failed]
@@ -66,16 +66,16 @@ pub struct Filter {
     /// Start of an event id or subscriber, or part of an error text
     #[arg(long)]
     q: Option<String>,
-    /// createdAt, updatedAt or retryCount; with - in front, the other way round
+    /// createdAt, updatedAt or retryCount, ascending; with - in front, descending
     #[arg(long, allow_hyphen_values = true)]
     sort: Option<String>,
-    /// Page, from 0
+    /// Number of the page, from 0
     #[arg(long)]
     page: Option<u32>,
-    /// Letters to a page, at most 500
+    /// Dead letters per page, at most 500
     #[arg(long)]
     size: Option<u32>,
-    /// Where the page before ended, instead of --page
+    /// Cursor that the previous page printed, instead of --page
     #[arg(long, allow_hyphen_values = true, conflicts_with = "page")]
     cursor: Option<String>,
 }
@@ -94,56 +94,56 @@ pub async fn run(command: DltCommand, client: &Client, output: Output) -> anyhow
                 say(format_args!("{shown} of {at_least}{total}, the last page"));
             }
             if total == 0 && !names_a_status {
-                say("none is FAILED; --status all shows the new and the delivered ones, too");
+                say("no dead letter is FAILED; --status all also lists new and delivered ones");
             }
             Ok(())
         }
         DltCommand::Show { id } => {
-            let letter = client.dead_letter(only(&id, letters_of(client, &id).await?)?).await?;
+            let dead_letter = client.dead_letter(exactly_one(&id, dead_letters_for(client, &id).await?)?).await?;
             match output {
-                Output::Json => output.print(&letter, |_| Table::new([])),
-                Output::Table => show(&letter),
+                Output::Json => output.print(&dead_letter, |_| Table::new([])),
+                Output::Table => show(&dead_letter),
             }
         }
         DltCommand::Replay { ids, reason, wait } => {
-            let mut letters = Vec::new();
+            let mut dead_letters = Vec::new();
             for id in &ids {
-                letters.extend(replayable(letters_of(client, id).await?));
+                dead_letters.extend(replayable(dead_letters_for(client, id).await?));
             }
-            if letters.is_empty() {
+            if dead_letters.is_empty() {
                 anyhow::bail!("nothing to replay: every dead letter of {} is delivered", ids.join(", "));
             }
-            let replay = ReplayIn { ids: letters, reason };
+            let replay = ReplayIn { ids: dead_letters, reason };
             let replay = replay
                 .validate()
                 .map_err(|errors| UsageError(errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")))?;
-            let answer = client.replay(&replay, wait.map(Duration::from_secs)).await?;
-            output.print(&answer, replayed)?;
-            check_replay(&answer, replay.ids.len())
+            let response = client.replay(&replay, wait.map(Duration::from_secs)).await?;
+            output.print(&response, replayed)?;
+            check_replay(&response, replay.ids.len())
         }
     }
 }
 
-/// What an id on the command line names.
+/// The dead letters that an id on the command line stands for.
 enum Named {
-    Letter(Uuid),
-    LettersOfEvent(Vec<DeadLetter>),
+    DeadLetter(Uuid),
+    DeadLettersOfEvent(Vec<DeadLetter>),
 }
 
-/// Finds the dead letter with this id, or those of the event with this id: an event's id may be a UUID, too.
-async fn letters_of(client: &Client, id: &str) -> anyhow::Result<Named> {
-    if let Ok(letter) = Uuid::parse_str(id) {
-        match client.dead_letter(letter).await {
-            Ok(_) => return Ok(Named::Letter(letter)),
+/// Finds the dead letter with this id, else the dead letters of the event with this id: an event id may be a UUID, too.
+async fn dead_letters_for(client: &Client, id: &str) -> anyhow::Result<Named> {
+    if let Ok(uuid) = Uuid::parse_str(id) {
+        match client.dead_letter(uuid).await {
+            Ok(_) => return Ok(Named::DeadLetter(uuid)),
             Err(error) if error.exit() == Exit::NotFound => {}
             Err(error) => return Err(error.into()),
         }
     } else if !posthaste_api::is_event_id(id) {
-        let told = format!(
+        let message = format!(
             "{id:?} is neither the id of a dead letter, which is a UUID, nor that of an event, which has 1 to 128 \
              characters of A-Z a-z 0-9 . _ : -; `posthaste dlt list` shows both"
         );
-        return Err(UsageError(told).into());
+        return Err(UsageError(message).into());
     }
     let query =
         [("messageId", Some(id.to_owned())), ("status", Some("ALL".to_owned())), ("size", Some("500".to_owned()))];
@@ -152,19 +152,19 @@ async fn letters_of(client: &Client, id: &str) -> anyhow::Result<Named> {
         true => {
             Err(NotFound(format!("there is no dead letter with the id {id}, and none of an event with this id")).into())
         }
-        false => Ok(Named::LettersOfEvent(page.items)),
+        false => Ok(Named::DeadLettersOfEvent(page.items)),
     }
 }
 
-/// The one letter to show.
-fn only(id: &str, named: Named) -> anyhow::Result<Uuid> {
+/// Returns the id of the dead letter to show. Fails if the event has more than one.
+fn exactly_one(id: &str, named: Named) -> anyhow::Result<Uuid> {
     match named {
-        Named::Letter(id) => Ok(id),
-        Named::LettersOfEvent(letters) => match letters.as_slice() {
-            [letter] => Ok(letter.id),
-            letters => {
-                let one = |letter: &DeadLetter| format!("{} (of {})", letter.id, letter.subscriber_id);
-                let ids: Vec<String> = letters.iter().map(one).collect();
+        Named::DeadLetter(id) => Ok(id),
+        Named::DeadLettersOfEvent(dead_letters) => match dead_letters.as_slice() {
+            [dead_letter] => Ok(dead_letter.id),
+            dead_letters => {
+                let one = |dead_letter: &DeadLetter| format!("{} (of {})", dead_letter.id, dead_letter.subscriber_id);
+                let ids: Vec<String> = dead_letters.iter().map(one).collect();
                 Err(UsageError(format!("event {id} has {} dead letters: name one, {}", ids.len(), ids.join(" or ")))
                     .into())
             }
@@ -172,31 +172,32 @@ fn only(id: &str, named: Named) -> anyhow::Result<Uuid> {
     }
 }
 
-/// A letter that was named is replayed or complained about; of an event's letters, the delivered ones need nothing.
+/// The dead letters to replay. Leaves out the delivered ones of an event. A dead letter that the user named by its id
+/// stays in, so that the replay fails if it is delivered already.
 fn replayable(named: Named) -> Vec<Uuid> {
     match named {
-        Named::Letter(id) => vec![id],
-        Named::LettersOfEvent(letters) => {
-            let open = letters.iter().filter(|letter| letter.status != DeadLetterStatus::Processed);
-            open.map(|letter| letter.id).collect()
+        Named::DeadLetter(id) => vec![id],
+        Named::DeadLettersOfEvent(dead_letters) => {
+            let open = dead_letters.iter().filter(|dead_letter| dead_letter.status != DeadLetterStatus::Processed);
+            open.map(|dead_letter| dead_letter.id).collect()
         }
     }
 }
 
-/// Nothing that was asked for may go missing in silence.
-fn check_replay(answer: &ReplayOut, asked: usize) -> anyhow::Result<()> {
-    if (answer.matched as usize) < asked {
+/// Fails if the server replayed fewer dead letters than requested, or if not all of them were delivered.
+fn check_replay(response: &ReplayOut, requested: usize) -> anyhow::Result<()> {
+    if (response.matched as usize) < requested {
         anyhow::bail!(
-            "only {} of {asked} dead letters can be replayed: the others are not there, or delivered",
-            answer.matched
+            "only {} of {requested} dead letters can be replayed: the others do not exist or are delivered already",
+            response.matched
         );
     }
-    let results = answer.results.as_deref().unwrap_or_default();
+    let results = response.results.as_deref().unwrap_or_default();
     let delivered = results.iter().filter(|result| result.status == DeadLetterStatus::Processed).count();
-    if answer.results.is_some() && (delivered as u64) < answer.matched {
+    if response.results.is_some() && (delivered as u64) < response.matched {
         anyhow::bail!(
-            "{delivered} of {} dead letters were delivered; the others failed again or are still on their way",
-            answer.matched
+            "{delivered} of {} dead letters were delivered; the others failed again or are still in flight",
+            response.matched
         );
     }
     Ok(())
@@ -224,16 +225,16 @@ impl Filter {
 
 fn list(page: &DeadLetterPage) -> Table {
     let mut table = Table::new(["ID", "EVENT", "TYPE", "SUBSCRIBER", "STATUS", "RETRIES", "UPDATED", "ERROR"]);
-    for letter in &page.items {
-        let error = letter.error.as_deref().unwrap_or_default();
+    for dead_letter in &page.items {
+        let error = dead_letter.error.as_deref().unwrap_or_default();
         table.row([
-            letter.id.to_string(),
-            letter.message_id.clone(),
-            letter.event_type.clone(),
-            letter.subscriber_id.clone(),
-            letter.status.as_str().to_owned(),
-            letter.retry_count.to_string(),
-            moment(letter.updated_at),
+            dead_letter.id.to_string(),
+            dead_letter.message_id.clone(),
+            dead_letter.event_type.clone(),
+            dead_letter.subscriber_id.clone(),
+            dead_letter.status.as_str().to_owned(),
+            dead_letter.retry_count.to_string(),
+            moment(dead_letter.updated_at),
             shortened(error, ERROR_WIDTH),
         ]);
     }
@@ -261,7 +262,7 @@ fn show(detail: &DeadLetterDetail) -> anyhow::Result<()> {
         ("created", moment(letter.created_at)),
         ("updated", moment(letter.updated_at)),
     ]);
-    // Written anew, so that no byte of it steers the terminal.
+    // Parse and print the JSON again, so that it contains no control characters for the terminal.
     let readable: serde_json::Value = serde_json::from_str(event.get())?;
     print(format_args!("{fields}\n{}\n{readable:#}\n", history_table(history)))
 }
@@ -283,10 +284,10 @@ fn history_table(history: &[RetryAttempt]) -> Table {
     table
 }
 
-fn replayed(answer: &ReplayOut) -> Table {
-    let Some(results) = &answer.results else {
-        let id = answer.replay_id.map(|id| id.to_string()).unwrap_or_default();
-        return Table::of_fields([("replay", id), ("matched", answer.matched.to_string())]);
+fn replayed(response: &ReplayOut) -> Table {
+    let Some(results) = &response.results else {
+        let id = response.replay_id.map(|id| id.to_string()).unwrap_or_default();
+        return Table::of_fields([("replay", id), ("matched", response.matched.to_string())]);
     };
     let mut table = Table::new(["ID", "STATUS", "ERROR"]);
     for result in results {

@@ -18,8 +18,8 @@ use crate::database;
 use crate::exit::Exit;
 use crate::telemetry;
 
-/// How often histograms are drained so that they do not grow between two scrapes.
-const UPKEEP: Duration = Duration::from_secs(5);
+/// How often the metrics recorder drains its histograms, so that they do not grow between two scrapes.
+const METRICS_MAINTENANCE: Duration = Duration::from_secs(5);
 
 /// A whole server in this process: database, pipeline and HTTP.
 pub struct EmbeddedServer {
@@ -27,13 +27,13 @@ pub struct EmbeddedServer {
     hub: Arc<Hub>,
     stop: CancellationToken,
     serving: JoinHandle<()>,
-    upkeep: JoinHandle<()>,
+    metrics_maintenance: JoinHandle<()>,
 }
 
 /// Why a server does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    #[error("cannot listen on {address}: another program uses it; stop that one, or set http.listen or --listen")]
+    #[error("cannot listen on {address}: another program uses this address; stop it, or set http.listen or --listen")]
     AddressInUse {
         address: SocketAddr,
         #[source]
@@ -51,7 +51,7 @@ pub enum StartError {
     Secrets(#[from] SecretError),
     #[error(transparent)]
     Hub(#[from] posthaste_hub::StartError),
-    #[error("metrics cannot be counted")]
+    #[error("the metrics recorder cannot start")]
     Metrics(#[from] BuildError),
 }
 
@@ -63,7 +63,7 @@ impl StartError {
             Self::Secrets(_) => Exit::Usage,
             Self::Database(error) | Self::Hub(posthaste_hub::StartError::Open(error)) => match error {
                 OpenError::Outbox(outbox::OpenError::Store(_)) => Exit::Unreachable,
-                // The database was reached, and this program cannot use it.
+                // The database can be reached, but this program cannot use it.
                 OpenError::InUse { .. }
                 | OpenError::NewerSchema { .. }
                 | OpenError::Migration(_)
@@ -76,8 +76,8 @@ impl StartError {
 }
 
 impl EmbeddedServer {
-    /// Returns when requests are answered. The address and the database, which others may use, are opened before anything
-    /// is delivered.
+    /// Returns when the server accepts requests. Opens the address and the database, which other programs may use,
+    /// before it delivers any event.
     pub async fn start(config: &Config) -> Result<Self, StartError> {
         let metrics = telemetry::metrics()?;
         let listener = listen(config.http.listen).await?;
@@ -93,40 +93,40 @@ impl EmbeddedServer {
         let limits = config.client_limits();
         let serving = posthaste_server::serve(listener, hub.clone(), metrics.clone(), limits, stop.clone());
         let serving = tokio::spawn(serving);
-        let upkeep = tokio::spawn(async move {
+        let metrics_maintenance = tokio::spawn(async move {
             loop {
-                tokio::time::sleep(UPKEEP).await;
+                tokio::time::sleep(METRICS_MAINTENANCE).await;
                 metrics.run_upkeep();
             }
         });
-        Ok(Self { address, hub, stop, serving, upkeep })
+        Ok(Self { address, hub, stop, serving, metrics_maintenance })
     }
 
-    /// Where it is, with the port that it really has.
+    /// The address of the server, with its real port if the configured one is 0.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Returns only if the server ends by itself, which it never should.
+    /// Returns only if the server ends without `stop`, which should never happen.
     pub async fn ended(&mut self) -> io::Result<()> {
         (&mut self.serving).await.map_err(io::Error::other)
     }
 
-    /// Answers what was asked already, then finishes what is under way and closes the database.
+    /// Responds to the requests received so far, finishes the deliveries in flight, and closes the database.
     pub async fn stop(self) -> io::Result<()> {
         self.stop.cancel();
-        // After `ended` there is nothing left to wait for.
+        // After `ended` the task is finished and must not be awaited again.
         let served = match self.serving.is_finished() {
             true => Ok(()),
             false => self.serving.await.map_err(io::Error::other),
         };
         self.hub.stop().await;
-        self.upkeep.abort();
+        self.metrics_maintenance.abort();
         served
     }
 }
 
-/// The key of the installation. A new one is made only as long as nothing is sealed with an old one.
+/// The key of the installation. Creates a new key only if no credentials are sealed with an old one.
 async fn open_sealer(path: &Path, registry: &dyn Registry) -> Result<Sealer, StartError> {
     match Sealer::read(path) {
         Err(SecretError::Missing(_)) => {

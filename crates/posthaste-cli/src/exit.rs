@@ -4,7 +4,7 @@ use crate::config::ConfigError;
 use crate::embedded::StartError;
 use crate::output::PrintError;
 
-/// How the process ends when it does not end well. The numbers are documented: scripts rely on them.
+/// The exit code of a process that fails. The numbers are documented, because scripts rely on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     /// The command was understood and did not succeed.
@@ -13,21 +13,21 @@ pub enum Exit {
     Usage = 2,
     /// The server, or something that the server needs, cannot be reached.
     Unreachable = 3,
-    /// There is nothing with this id.
+    /// Nothing has this id.
     NotFound = 4,
 }
 
-/// A command line that no rule of the parser could refuse.
+/// The command line is wrong in a way that the argument parser cannot check.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct UsageError(pub String);
 
-/// Something that was named on the command line and is not there.
+/// The command line names something that does not exist.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct NotFound(pub String);
 
-/// `None` when there is nothing to complain about: whoever read our output has seen enough of it.
+/// The exit code for an error: `None` for a closed pipe, as with `head`, which is no failure.
 pub fn exit_of(error: &anyhow::Error) -> Option<Exit> {
     for cause in error.chain() {
         if cause.is::<ConfigError>() || cause.is::<UsageError>() {
@@ -40,7 +40,7 @@ pub fn exit_of(error: &anyhow::Error) -> Option<Exit> {
             return Some(error.exit());
         } else if let Some(failed) = cause.downcast_ref::<ChecksFailed>() {
             return Some(failed.exit);
-        } else if cause.downcast_ref::<PrintError>().is_some_and(PrintError::is_forgiven) {
+        } else if cause.downcast_ref::<PrintError>().is_some_and(PrintError::is_closed_pipe) {
             return None;
         }
     }
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cause_decides_however_deep_it_lies() {
+    fn the_cause_decides_the_exit_code_at_any_depth() {
         let usage = Err::<(), _>(UsageError("no".to_owned())).context("outer").unwrap_err();
         assert_eq!(exit_of(&usage), Some(Exit::Usage));
         assert_eq!(exit_of(&anyhow::anyhow!("anything")), Some(Exit::Failed));

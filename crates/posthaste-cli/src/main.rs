@@ -1,7 +1,7 @@
-//! The binary `posthaste`: the server, and the commands that talk to one.
+//! The binary `posthaste`: the server, and the commands that call its API.
 //!
-//! Everything it does is done by the crates below; here are the configuration, the wiring and the words. Data goes to
-//! stdout and everything else to stderr, so that each command can stand in a pipe.
+//! The other crates do the work; this one contains the configuration, the wiring and the messages. Commands write data
+//! to stdout and everything else to stderr, so that they work in a pipe.
 
 mod args;
 mod bench;
@@ -33,10 +33,10 @@ fn main() -> ExitCode {
     let result = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .context("the runtime does not start")
+        .context("the async runtime cannot start")
         .and_then(|runtime| {
             let result = runtime.block_on(run(args));
-            // A thread that still reads stdin must not hold up the end.
+            // A thread that still reads stdin must not delay the exit.
             runtime.shutdown_background();
             result
         });

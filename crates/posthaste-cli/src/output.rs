@@ -21,7 +21,7 @@ pub struct Table {
 }
 
 impl Output {
-    /// Prints the whole of `value` as JSON, or the table that shows the gist of it.
+    /// Prints all of `value` as JSON, or its most important fields as a table.
     pub fn print<T: Serialize>(self, value: &T, table: impl FnOnce(&T) -> Table) -> anyhow::Result<()> {
         match self {
             Self::Table => print(table(value)),
@@ -30,27 +30,27 @@ impl Output {
     }
 }
 
-/// Data that nobody received.
+/// Data could not be written to stdout.
 #[derive(Debug, thiserror::Error)]
 #[error("the output cannot be written")]
 pub struct PrintError(#[source] io::Error);
 
 impl PrintError {
-    /// Whether the reader went away because it had seen enough, as `head` does.
-    pub fn is_forgiven(&self) -> bool {
+    /// True if the reader closed the pipe because it needs no more output, as `head` does.
+    pub fn is_closed_pipe(&self) -> bool {
         self.0.kind() == io::ErrorKind::BrokenPipe
     }
 }
 
-/// Writes data to stdout, as it is.
+/// Writes data to stdout, unchanged.
 pub fn print(text: impl fmt::Display) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     Ok(write!(stdout, "{text}").and_then(|()| stdout.flush()).map_err(PrintError)?)
 }
 
-/// Tells the person at the terminal something that is not data.
+/// Writes a message to stderr, so that stdout contains only data.
 pub fn say(text: impl fmt::Display) {
-    // Nobody can be told that nobody listens.
+    // A failed write to stderr cannot be reported.
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
@@ -96,12 +96,12 @@ impl fmt::Display for Table {
     }
 }
 
-/// A time as tables show it: nobody compares fractions of seconds by eye.
+/// A time as tables show it, without fractions of a second.
 pub fn moment(time: DateTime<Utc>) -> String {
     time.format("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
-/// The start of a text that may be long.
+/// The first characters of a text, at most `longest`.
 pub fn shortened(text: &str, longest: usize) -> String {
     match text.char_indices().nth(longest) {
         Some(_) => text.chars().take(longest.saturating_sub(1)).chain(['…']).collect(),
@@ -109,7 +109,7 @@ pub fn shortened(text: &str, longest: usize) -> String {
     }
 }
 
-/// Texts come from subscribers, too, and must not steer the terminal.
+/// Replaces control characters: a text from a subscriber must not control the terminal.
 fn shown(text: &str) -> String {
     text.chars().map(|character| if character.is_control() { ' ' } else { character }).collect()
 }
@@ -119,13 +119,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_reader_that_went_away_is_forgiven() {
-        assert!(PrintError(io::ErrorKind::BrokenPipe.into()).is_forgiven());
-        assert!(!PrintError(io::ErrorKind::StorageFull.into()).is_forgiven());
+    fn only_a_closed_pipe_is_not_an_error() {
+        assert!(PrintError(io::ErrorKind::BrokenPipe.into()).is_closed_pipe());
+        assert!(!PrintError(io::ErrorKind::StorageFull.into()).is_closed_pipe());
     }
 
     #[test]
-    fn columns_are_aligned_and_numbers_stand_on_the_right() {
+    fn columns_are_aligned_and_numbers_are_right_aligned() {
         let mut table = Table::new(["NAME", "COUNT"]);
         table.row(["a".to_owned(), "7".to_owned()]);
         table.row(["longer".to_owned(), "1000".to_owned()]);
@@ -139,14 +139,14 @@ mod tests {
     }
 
     #[test]
-    fn a_table_cannot_steer_the_terminal() {
+    fn a_table_prints_no_control_characters() {
         let mut table = Table::new(["ERROR"]);
         table.row(["\u{1b}[2Jgone\nnext".to_owned()]);
         assert_eq!(table.to_string(), "ERROR\n [2Jgone next\n");
     }
 
     #[test]
-    fn long_texts_are_cut_by_characters() {
+    fn long_texts_are_shortened_by_characters_not_bytes() {
         assert_eq!(shortened("grün", 4), "grün");
         assert_eq!(shortened("grüner", 4), "grü…");
     }

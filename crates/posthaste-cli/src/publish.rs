@@ -21,13 +21,13 @@ use crate::subscriptions::name_and_value;
 
 use input::Entry;
 
-/// How many events travel together, and how many bytes: the server takes 1,000 and 16 MiB.
+/// The size of a batch in events and in bytes. The server accepts 1,000 events and 16 MiB.
 const BATCH: usize = 500;
 const BATCH_BYTES: usize = 8 << 20;
-/// How many batches are under way at once.
+/// How many batches are sent at the same time.
 const PIPELINE: usize = 4;
-/// What is done before this needs no progress bar.
-const LONG: Duration = Duration::from_millis(500);
+/// The progress bar appears after this time.
+const PROGRESS_DELAY: Duration = Duration::from_millis(500);
 
 #[derive(clap::Args)]
 #[command(
@@ -36,7 +36,7 @@ const LONG: Duration = Duration::from_millis(500);
 pub struct PublishOptions {
     /// File with one event, a JSON array of events, or one event on each line; - is stdin
     ///
-    /// Batches are sent four at a time, so lines far apart may be stored in another order.
+    /// Four batches are sent at the same time, so distant lines may be stored in a different order.
     #[arg(conflicts_with = "event", required_unless_present = "event")]
     file: Option<PathBuf>,
     #[command(flatten)]
@@ -47,46 +47,46 @@ pub struct PublishOptions {
 #[derive(clap::Args)]
 #[group(id = "event", multiple = true)]
 struct EventFlags {
-    /// What happened, such as order.placed
+    /// Type of the event, such as order.placed
     #[arg(long = "type", value_name = "TYPE", visible_alias = "event-type", requires_all = ["source_service", "payload"])]
     event_type: Option<String>,
-    /// Service that publishes it
+    /// Service that publishes the event
     #[arg(long = "source", value_name = "SERVICE", visible_alias = "source-service", requires = "event_type")]
     source_service: Option<String>,
-    /// Any JSON value; subscribers receive these very bytes
+    /// Any JSON value; subscribers receive exactly these bytes
     #[arg(long, value_name = "JSON", requires = "event_type", value_parser = raw_json)]
     payload: Option<Box<RawValue>>,
-    /// Id of the event; publishing the same one again stores nothing [default: a new one]
+    /// Id of the event; publishing the same event again stores nothing [default: a new id]
     #[arg(long, requires = "event_type")]
     id: Option<String>,
-    /// Kind of the aggregate that it belongs to
+    /// Type of the aggregate that the event belongs to
     #[arg(long, value_name = "TYPE", requires = "event_type")]
     aggregate_type: Option<String>,
-    /// Aggregate that it belongs to
+    /// Aggregate that the event belongs to
     #[arg(long, value_name = "ID", requires = "event_type")]
     aggregate_id: Option<String>,
-    /// Header to pass on to subscribers; may be given more than once
+    /// Header to pass on to subscribers; can be repeated
     #[arg(long = "header", value_name = "NAME=VALUE", value_parser = name_and_value, requires = "event_type")]
     headers: Vec<(String, String)>,
-    /// Kind of thing that it happened to
+    /// Type of the resource that the event is about
     #[arg(long, value_name = "TYPE", requires = "event_type")]
     resource_type: Option<String>,
-    /// What was done to it
+    /// Operation on the resource
     #[arg(long, value_name = "TYPE", requires = "event_type")]
     operation_type: Option<String>,
-    /// Tenant that it belongs to
+    /// Tenant that the event belongs to
     #[arg(long, value_name = "ID", visible_alias = "tenant-id", requires = "event_type")]
     tenant: Option<String>,
-    /// How long to wait before it may be delivered, such as 10m
+    /// How long to delay the delivery, such as 10m
     #[arg(long, value_name = "DURATION", requires = "event_type")]
     deliver_after: Option<String>,
 }
 
-/// What became of many events.
+/// The results of publishing a file.
 #[derive(Debug, Default, PartialEq, Serialize)]
 struct Summary {
     accepted: u64,
-    /// Of those, how many the server had already.
+    /// How many of the accepted events the server had stored before.
     known: u64,
     refused: Vec<Refusal>,
 }
@@ -99,16 +99,16 @@ struct Refusal {
     detail: String,
 }
 
-/// Events that travel together.
+/// Events that one request contains.
 #[derive(Default)]
 struct Batch {
-    /// A JSON array that lacks its end.
+    /// A JSON array without its closing bracket.
     body: Vec<u8>,
-    /// The line of each event in it.
+    /// The line of each event in the body.
     lines: Vec<u64>,
-    /// Lines in between that are no events.
+    /// Lines between these events that are not valid events.
     bad: Vec<Refusal>,
-    /// How much of the input was read up to here.
+    /// How many bytes of the input were read up to the end of this batch.
     read: u64,
 }
 
@@ -116,12 +116,12 @@ pub async fn run(options: PublishOptions, client: &Client, output: Output) -> an
     let Some(path) = options.file else {
         let event = options.event.event();
         if let Err(errors) = event.clone().validate() {
-            let told: Vec<String> = errors.iter().map(ToString::to_string).collect();
-            return Err(UsageError(told.join("; ")).into());
+            let messages: Vec<String> = errors.iter().map(ToString::to_string).collect();
+            return Err(UsageError(messages.join("; ")).into());
         }
         let published = client.publish(&event).await?;
         return match output {
-            // Alone on its line, for scripts.
+            // Only the id, for scripts.
             Output::Table => print(format_args!("{}\n", published.event_id)),
             Output::Json => output.print(&published, |_| Table::new([])),
         };
@@ -161,7 +161,7 @@ impl EventFlags {
 }
 
 fn raw_json(text: &str) -> Result<Box<RawValue>, String> {
-    serde_json::from_str(text).map_err(|error| format!("not JSON: {error}; texts need double quotes"))
+    serde_json::from_str(text).map_err(|error| format!("not JSON: {error}; strings need double quotes"))
 }
 
 async fn publish_file(path: PathBuf, client: &Client) -> anyhow::Result<Summary> {
@@ -174,20 +174,20 @@ async fn publish_file(path: PathBuf, client: &Client) -> anyhow::Result<Summary>
     let sending = waiting.map(|batch: Batch| async move {
         let Batch { mut body, lines, bad, read } = batch;
         body.push(b']');
-        let answer = match lines.is_empty() {
+        let response = match lines.is_empty() {
             true => Ok(BatchOut { results: Vec::new() }),
             false => client.publish_batch(Bytes::from(body)).await,
         };
-        (lines, bad, read, answer)
+        (lines, bad, read, response)
     });
-    // In order, so that what is refused is told in order.
-    let mut answers = std::pin::pin!(sending.buffered(PIPELINE));
+    // Responses in the order of the input, so that refused lines are reported in order.
+    let mut responses = std::pin::pin!(sending.buffered(PIPELINE));
     let progress = Progress::new(size);
     let mut summary = Summary::default();
-    while let Some((lines, bad, read, answer)) = answers.next().await {
-        let answer = answer.with_context(|| interrupted(&summary, &lines))?;
+    while let Some((lines, bad, read, response)) = responses.next().await {
+        let response = response.with_context(|| interrupted(&summary, &lines))?;
         summary.refused.extend(bad);
-        summary.add(&lines, answer);
+        summary.add(&lines, response);
         progress.show(read, summary.accepted);
     }
     progress.finish();
@@ -198,12 +198,12 @@ async fn publish_file(path: PathBuf, client: &Client) -> anyhow::Result<Summary>
 
 fn interrupted(summary: &Summary, lines: &[u64]) -> String {
     let first = lines.first().copied().unwrap_or_default();
-    format!("{} events are accepted; what became of line {first} and those after it is not known", summary.accepted)
+    format!("{} events are accepted; the results of line {first} and the lines after it are unknown", summary.accepted)
 }
 
 impl Summary {
-    fn add(&mut self, lines: &[u64], answer: BatchOut) {
-        let mut results = answer.results.into_iter();
+    fn add(&mut self, lines: &[u64], response: BatchOut) {
+        let mut results = response.results.into_iter();
         for &line in lines {
             let refusal = match results.next() {
                 Some(BatchItem::Stored { status, .. }) => {
@@ -212,7 +212,7 @@ impl Summary {
                     continue;
                 }
                 Some(BatchItem::Refused { code, detail, .. }) => Refusal { line, code: Some(code), detail },
-                None => Refusal { line, code: None, detail: "the server did not say what became of it".to_owned() },
+                None => Refusal { line, code: None, detail: "the server returned no result for this event".to_owned() },
             };
             self.refused.push(refusal);
         }
@@ -221,7 +221,7 @@ impl Summary {
 
 type Input = Box<dyn io::BufRead + Send>;
 
-/// The input, and its size where that is known.
+/// Opens the input; returns its size if it is a regular file.
 fn open(path: &Path) -> io::Result<(Option<u64>, Input)> {
     if path == Path::new("-") {
         return Ok((None, Box::new(BufReader::new(io::stdin()))));
@@ -232,21 +232,21 @@ fn open(path: &Path) -> io::Result<(Option<u64>, Input)> {
     Ok((size, Box::new(BufReader::with_capacity(1 << 16, file))))
 }
 
-/// Ends early when nobody wants more batches.
+/// Reads the input and sends it as batches. Ends early if the receiver is closed.
 fn read_batches(mut reader: Input, batches: &mpsc::Sender<Batch>) -> io::Result<()> {
     let mut batch = Batch::default();
     input::read(&mut reader, &mut |entry| {
         if batch.add(entry) { batches.blocking_send(std::mem::take(&mut batch)).is_ok() } else { true }
     })?;
     if !batch.lines.is_empty() || !batch.bad.is_empty() {
-        // The receiver has gone only after an error of its own.
+        // The receiver is closed only after an error, which it reports itself.
         let _ = batches.blocking_send(batch);
     }
     Ok(())
 }
 
 impl Batch {
-    /// Whether it is full.
+    /// Adds an entry; returns true if the batch is full.
     fn add(&mut self, entry: Entry) -> bool {
         let Entry { line, end, event } = entry;
         self.read = end;
@@ -262,7 +262,7 @@ impl Batch {
     }
 }
 
-/// A bar on stderr for whoever looks at it, once it is clear that there will be something to see.
+/// A progress bar on stderr, if that is a terminal. It appears only if publishing takes longer than [`PROGRESS_DELAY`].
 struct Progress(ProgressBar);
 
 impl Progress {
@@ -278,7 +278,7 @@ impl Progress {
     }
 
     fn show(&self, read: u64, accepted: u64) {
-        if self.0.is_hidden() && self.0.elapsed() > LONG && io::stderr().is_terminal() {
+        if self.0.is_hidden() && self.0.elapsed() > PROGRESS_DELAY && io::stderr().is_terminal() {
             self.0.set_draw_target(ProgressDrawTarget::stderr());
         }
         self.0.set_position(read);
@@ -291,7 +291,7 @@ impl Progress {
 }
 
 fn style(template: &str) -> ProgressStyle {
-    // A template that cannot be read is a slip of ours; any bar is better than none.
+    // An invalid template is a bug in this file; the default bar is better than none.
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn batches_are_arrays_of_the_very_bytes() {
+    fn a_batch_keeps_the_bytes_of_its_events() {
         let mut batch = Batch::default();
         for (line, event) in [(1, Ok("{ \"a\":1 }".to_owned())), (2, Err("no".to_owned())), (3, Ok("{}".to_owned()))] {
             assert!(!batch.add(Entry { line, end: line * 10, event }));
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_is_full_by_number_or_by_size() {
+    fn a_batch_is_full_by_number_of_events_or_by_size() {
         let entry = |text: String| Entry { line: 1, end: 1, event: Ok(text) };
         let mut batch = Batch::default();
         assert!((1..BATCH).all(|_| !batch.add(entry("{}".to_owned()))));
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn results_find_their_lines() {
+    fn results_are_matched_to_their_lines() {
         let mut summary = Summary::default();
         let stored = |status| BatchItem::Stored { event_id: "e".to_owned(), status };
         let refused = BatchItem::Refused { status: 409, code: "c".to_owned(), detail: "d".to_owned() };
@@ -327,7 +327,7 @@ mod tests {
         assert_eq!((summary.accepted, summary.known), (2, 1));
         let refusal = Refusal { line: 7, code: Some("c".to_owned()), detail: "d".to_owned() };
         assert_eq!(summary.refused[0], refusal);
-        // A result that is missing is no success.
+        // A missing result counts as refused.
         assert_eq!((summary.refused[1].line, summary.refused.len()), (12, 2));
     }
 }

@@ -8,7 +8,7 @@ use crate::exit::Exit;
 use crate::output::say;
 use crate::telemetry;
 
-/// Runs the server until it is told to stop.
+/// Runs the server until a signal stops it.
 pub async fn run(config: &Config) -> anyhow::Result<()> {
     telemetry::start_logging(&config.telemetry.log)?;
     let mut signals = StopSignals::listen()?;
@@ -20,26 +20,26 @@ pub async fn run(config: &Config) -> anyhow::Result<()> {
     say(format_args!("  Database  {}", database::name(&config.database.url)));
     let ended = tokio::select! {
         () = signals.next() => Ok(()),
-        ended = server.ended() => ended.and_then(|()| Err(std::io::Error::other("it stopped by itself"))),
+        ended = server.ended() => ended.and_then(|()| Err(std::io::Error::other("it stopped without a signal"))),
     };
-    say("stopping: finishing what is under way; a second signal ends it at once");
+    say("stopping: finishing the work in flight; a second signal exits immediately");
     tokio::select! {
         stopped = server.stop() => ended.and(stopped).context("the server failed"),
         () = signals.next() => {
-            say("stopped before everything was finished; it is continued at the next start");
+            say("stopped with work in flight; the next start continues it");
             std::process::exit(Exit::Failed as i32)
         }
     }
 }
 
-/// What asks a process to end: a supervisor, or a person at the terminal.
+/// The signals that stop a process: SIGTERM from a supervisor, SIGINT from the terminal.
 pub struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl StopSignals {
-    /// From here on, signals are waited for and no longer end the process by themselves.
+    /// Starts to listen. From now on, these signals no longer end the process themselves.
     pub fn listen() -> anyhow::Result<Self> {
         let listen = |kind| signal(kind).context("signals cannot be received");
         Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })

@@ -13,17 +13,17 @@ use crate::definitions::{KeyFlags, ListPart, id, key_text, say_total};
 use crate::exit::UsageError;
 use crate::output::{Output, Table, moment, say};
 
-/// Where a password comes from that no file holds. Arguments are seen by everybody on the machine.
+/// The password, if no file contains it. There is no flag for it: all users of the machine can see arguments.
 const PASSWORD_VARIABLE: &str = "POSTHASTE_PASSWORD";
 
 #[derive(Subcommand)]
 pub enum SubscriptionsCommand {
     /// List subscriptions
     List {
-        /// Only those of this subscriber
+        /// Only subscriptions of this subscriber
         #[arg(long, value_name = "NAME")]
         subscriber_id: Option<String>,
-        /// Only those of this definition
+        /// Only subscriptions to this definition
         #[arg(long, value_name = "ID", value_parser = id)]
         definition_id: Option<Uuid>,
         #[command(flatten)]
@@ -34,9 +34,9 @@ pub enum SubscriptionsCommand {
         #[arg(value_parser = id)]
         id: Uuid,
     },
-    /// Make a subscription; with --event and the like, also its definition where there is none
+    /// Create a subscription; with --event and similar flags, also its definition if it does not exist
     Create(Box<SubscriptionFlags>),
-    /// Change what is given, keep the rest
+    /// Change the given values, keep the others
     Update {
         #[arg(value_parser = id)]
         id: Uuid,
@@ -54,19 +54,19 @@ pub enum SubscriptionsCommand {
 pub struct SubscriptionFlags {
     #[command(flatten)]
     key: KeyFlags,
-    /// Existing definition, instead of --event and the like
+    /// Existing definition, instead of --event and similar flags
     #[arg(long = "definition", value_name = "ID", value_parser = id, conflicts_with_all = ["event_type", "source_service", "resource_type", "operation_type"])]
     definition_id: Option<Uuid>,
     /// Address that events are sent to
     #[arg(long = "to", value_name = "URL", visible_alias = "endpoint", value_parser = address)]
     endpoint: Option<String>,
-    /// Whose subscription it is [default: host and port of --to]
+    /// Name of the subscriber [default: host and port of --to]
     #[arg(long = "subscriber", value_name = "NAME", visible_alias = "subscriber-id")]
     subscriber_id: Option<String>,
-    /// What a payload without content type is taken for
+    /// Content type to assume for a payload that has none
     #[arg(long, value_enum)]
     payload_type: Option<PayloadKind>,
-    /// Header to add to each request; may be given more than once
+    /// Header to add to each request; can be repeated
     #[arg(long = "header", value_name = "NAME=VALUE", value_parser = name_and_value)]
     headers: Vec<(String, String)>,
     /// How long one request may take, such as 2s
@@ -78,7 +78,7 @@ pub struct SubscriptionFlags {
     /// Only events of this tenant
     #[arg(long = "tenant", value_name = "ID", visible_alias = "tenant-id")]
     tenant_id: Option<String>,
-    /// Whether events are matched to it at all
+    /// true to deliver events to the subscription, false to match none
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     active: Option<bool>,
     #[command(flatten)]
@@ -90,7 +90,7 @@ struct AuthFlags {
     /// Authenticate as this user; the password is in --password-file or POSTHASTE_PASSWORD
     #[arg(long, value_name = "USER", group = "auth")]
     basic: Option<String>,
-    /// File that holds the password; - is stdin
+    /// File that contains the password; - is stdin
     #[arg(long, value_name = "FILE", requires = "basic")]
     password_file: Option<PathBuf>,
     /// Send the token in this file as `Authorization: Bearer`; - is stdin
@@ -139,16 +139,16 @@ async fn create(flags: SubscriptionFlags, client: &Client) -> anyhow::Result<Sub
     if flags.definition_id.is_none() && flags.key.is_empty() {
         return Err(UsageError("which events? give --event TYPE, or --definition ID".to_owned()).into());
     }
-    let endpoint = flags.endpoint.clone().ok_or_else(|| UsageError("where to? give --to URL".to_owned()))?;
+    let endpoint = flags.endpoint.clone().ok_or_else(|| UsageError("which endpoint? give --to URL".to_owned()))?;
     let key = flags.key.clone();
     let new = SubscriptionIn { subscriber_id: authority(&endpoint), ..SubscriptionIn::default() };
     let new = flags.applied_to(new)?;
-    // Refused here, it leaves no definition behind.
+    // Validate before creating the definition: a refused subscription must leave no definition behind.
     if let Err(errors) = SubscriptionRequest::from(new.clone()).validate() {
         return Err(UsageError(InputError::Invalid(errors).to_string()).into());
     }
     if new.event_key.is_none() {
-        return Ok(told(client.create_subscription(&new).await?));
+        return Ok(report_existing(client.create_subscription(&new).await?));
     }
     let made = match client.create_definition(&key.definition(None)).await {
         Ok(definition) => Some(definition),
@@ -158,13 +158,13 @@ async fn create(flags: SubscriptionFlags, client: &Client) -> anyhow::Result<Sub
     match client.create_subscription(&new).await {
         Ok(created) => {
             if let Some(definition) = made {
-                say(format_args!("made definition {} for it", definition.id));
+                say(format_args!("created definition {} for it", definition.id));
             }
-            Ok(told(created))
+            Ok(report_existing(created))
         }
         Err(error) => {
             if let Some(definition) = made {
-                // If this fails, too, an unused definition stays, which harms nobody.
+                // If this fails, too, an unused definition remains, which is harmless.
                 let _ = client.delete_definition(definition.id).await;
             }
             Err(error.into())
@@ -172,12 +172,12 @@ async fn create(flags: SubscriptionFlags, client: &Client) -> anyhow::Result<Sub
     }
 }
 
-/// Says so when nothing was made.
-fn told(created: Created<Subscription>) -> Subscription {
+/// Prints a message if the subscription existed before.
+fn report_existing(created: Created<Subscription>) -> Subscription {
     match created {
         Created::New(subscription) => subscription,
         Created::Existing(subscription) => {
-            say("this subscription was there already and stays as it is; `subscriptions update` changes it");
+            say("this subscription exists already and was not changed; `subscriptions update` changes it");
             subscription
         }
     }
@@ -235,7 +235,7 @@ impl AuthFlags {
     }
 }
 
-/// The text of the file without the end of its last line, which editors add.
+/// The text of the file without the line break at its end, which editors add.
 fn secret_in(path: &Path) -> anyhow::Result<Secret> {
     let mut text = String::new();
     let read = match path == Path::new("-") {
@@ -252,7 +252,7 @@ pub fn name_and_value(text: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
-/// An address that can be called. The address itself is not repeated: it may hold a token.
+/// Accepts an address that can be called. The error does not repeat the address, because it may contain a token.
 fn address(text: &str) -> Result<String, String> {
     match Endpoint::parse(text) {
         Ok(_) => Ok(text.to_owned()),
@@ -263,11 +263,12 @@ fn address(text: &str) -> Result<String, String> {
 fn authority(endpoint: &str) -> String {
     let url = url::Url::parse(endpoint).ok();
     let authority = url.as_ref().map(url::Url::authority).unwrap_or_default();
-    // Credentials are no part of a name; that they have no place in the address at all, the server will say.
+    // Leave credentials out of the name. The server refuses an address that contains any.
     authority.rsplit('@').next().unwrap_or_default().to_owned()
 }
 
-/// What replaces a subscription by itself. Its secrets are not known here; leaving them out, or masked, keeps them.
+/// A request that changes nothing. The client does not know the secrets: if they are absent or masked, the server keeps
+/// the stored ones.
 fn unchanged(subscription: &Subscription) -> SubscriptionIn {
     SubscriptionIn {
         subscriber_id: subscription.subscriber_id.clone(),
@@ -338,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_lose_the_end_of_their_line_only() {
+    fn only_the_line_break_at_the_end_of_a_secret_is_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
         std::fs::write(&path, " s3cret \r\n").unwrap();
@@ -348,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subscriber_without_a_name_is_called_by_its_address() {
+    fn a_subscriber_without_a_name_is_named_after_its_address() {
         assert_eq!(authority("http://localhost:9000/hook?token=x"), "localhost:9000");
         assert_eq!(authority("https://user:secret@example.com/hook"), "example.com");
         assert_eq!(authority("not an address"), "");

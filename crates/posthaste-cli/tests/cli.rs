@@ -1,4 +1,4 @@
-//! The commands as a user types them: the real binary, its exit codes and its words.
+//! The commands as a user types them: the real binary, its exit codes and its messages.
 
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 const DEFAULT_CONFIG: &str = include_str!("../src/default_config.toml");
 
-/// A folder of its own to run in, so that no configuration or database of anybody else is found.
+/// A temporary folder for the commands of one test, so that they find no configuration or database of another test.
 struct Place(TempDir);
 
 impl Place {
@@ -59,7 +59,7 @@ impl Place {
             }
             read += &line;
         };
-        // Somebody must read on, or the server would wait for a place to write to.
+        // Keep reading: a full pipe would block the server.
         let reading = std::thread::spawn(move || stderr.map_while(Result::ok).for_each(drop));
         Server { child, url, _reading: reading }
     }
@@ -78,9 +78,9 @@ impl Ran {
     }
 
     #[track_caller]
-    fn expect(self, code: i32, told: &str) -> Self {
+    fn expect(self, code: i32, message: &str) -> Self {
         assert_eq!(self.code, Some(code), "{}", self.stderr);
-        assert!(self.stderr.contains(told), "{}", self.stderr);
+        assert!(self.stderr.contains(message), "{}", self.stderr);
         self
     }
 }
@@ -106,7 +106,7 @@ impl Drop for Server {
     }
 }
 
-/// Takes one request, as text, and answers 200.
+/// Reads one request, responds with 200, and returns the request as text.
 fn take_request(connection: TcpStream) -> String {
     let mut reader = BufReader::new(connection);
     let (mut head, mut length) = (String::new(), 0);
@@ -127,8 +127,8 @@ fn take_request(connection: TcpStream) -> String {
     format!("{}\n{}", head.to_ascii_lowercase(), String::from_utf8(body).unwrap())
 }
 
-/// Somebody else's program on a port.
-fn occupied() -> (TcpListener, String) {
+/// Listens on a free port; returns the listener and its address.
+fn listen_on_free_port() -> (TcpListener, String) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     (listener, address)
@@ -140,7 +140,7 @@ fn config_prints_the_commented_default() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_failure() {
+fn a_closed_pipe_is_no_failure() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let place = Place::new();
@@ -164,7 +164,7 @@ fn unknown_keys_are_refused_with_a_suggestion() {
 }
 
 #[test]
-fn a_variable_with_too_few_underscores_is_warned_about() {
+fn a_variable_with_too_few_underscores_causes_a_warning() {
     let place = Place::new();
     let mut command = place.command(&["check", "--listen", "127.0.0.1:0"]);
     let output = command.env("POSTHASTE_HTTP_LISTEN", "127.0.0.1:1").output().unwrap();
@@ -172,24 +172,24 @@ fn a_variable_with_too_few_underscores_is_warned_about() {
 }
 
 #[test]
-fn only_loopback_is_listened_on() {
+fn an_address_other_than_loopback_is_refused() {
     let place = Place::new();
     let ran = place.run(&["serve", "--listen", "0.0.0.0:0"]).expect(2, "this version has no API keys yet");
     assert!(ran.stderr.contains("http.listen (set by --listen)"), "{}", ran.stderr);
-    assert_eq!(std::fs::read_dir(place.0.path()).unwrap().count(), 0, "nothing was made");
+    assert_eq!(std::fs::read_dir(place.0.path()).unwrap().count(), 0, "no file was created");
 }
 
 #[test]
-fn a_port_in_use_is_told_before_anything_is_made() {
-    let (_listener, address) = occupied();
+fn a_port_in_use_fails_the_start_and_creates_no_file() {
+    let (_listener, address) = listen_on_free_port();
     let place = Place::new();
     place.run(&["serve", "--listen", &address]).expect(1, &format!("cannot listen on {address}: another program"));
-    assert_eq!(std::fs::read_dir(place.0.path()).unwrap().count(), 0, "nothing was made");
+    assert_eq!(std::fs::read_dir(place.0.path()).unwrap().count(), 0, "no file was created");
     place.run(&["check", "--listen", &address]).expect(1, "1 of 5 checks failed");
 }
 
 #[test]
-fn a_database_that_cannot_be_written_is_unreachable() {
+fn an_unwritable_database_exits_as_unreachable() {
     let place = Place::new();
     let missing = ["--listen", "127.0.0.1:0", "--database", "sqlite://no/such/folder/p.db"];
     place.run(&[&["serve"], &missing[..]].concat()).expect(3, "check that its folder exists");
@@ -203,14 +203,14 @@ fn a_database_that_cannot_be_written_is_unreachable() {
 }
 
 #[test]
-fn one_database_has_one_server() {
+fn a_second_server_on_the_same_database_is_refused() {
     let place = Place::new();
     let server = place.serve();
     place.run(&["serve", "--listen", "127.0.0.1:0"]).expect(1, "database posthaste.db is in use by another posthaste");
     let ran = place.run(&["check", "--listen", "127.0.0.1:0"]).expect(0, "");
     assert!(ran.stdout.contains("one is running on this database"), "{}", ran.stdout);
     assert_eq!(server.terminate().code(), Some(0));
-    assert_eq!(place.serve().terminate().code(), Some(0), "the lock is given back");
+    assert_eq!(place.serve().terminate().code(), Some(0), "the lock is released");
 }
 
 fn mode_of(path: &std::path::Path) -> u32 {
@@ -223,7 +223,7 @@ fn a_missing_key_file_is_not_replaced_while_credentials_are_sealed() {
     assert_eq!(place.serve().terminate().code(), Some(0));
     let key = place.path("posthaste.db.key");
     std::fs::remove_file(&key).unwrap();
-    // Nothing is sealed yet, so a new key harms nobody.
+    // No credentials are sealed yet, so the server may create a new key.
     let server = place.serve();
     let create =
         ["subscriptions", "create", "--event", "a", "--to", "http://127.0.0.1:1/?token=x", "--server", &server.url];
@@ -233,7 +233,7 @@ fn a_missing_key_file_is_not_replaced_while_credentials_are_sealed() {
     std::fs::remove_file(&key).unwrap();
     let ran = place.run(&["serve", "--listen", "127.0.0.1:0"]).expect(2, "key file posthaste.db.key is missing");
     assert!(ran.stderr.contains("restore it from a backup"), "{}", ran.stderr);
-    assert!(!key.exists(), "no new key was made");
+    assert!(!key.exists(), "no new key was created");
     let ran = place.run(&["check", "--listen", "127.0.0.1:0"]).expect(2, "");
     assert!(ran.stdout.contains("posthaste.db.key is missing"), "{}", ran.stdout);
 
@@ -245,7 +245,7 @@ fn a_missing_key_file_is_not_replaced_while_credentials_are_sealed() {
 }
 
 #[test]
-fn the_files_of_a_server_are_its_owners_only() {
+fn the_files_of_a_server_are_accessible_only_to_their_owner() {
     let place = Place::new();
     let _server = place.serve();
     for name in ["posthaste.db", "posthaste.db-wal", "posthaste.db-shm", "posthaste.db.key", "posthaste.db.lock"] {
@@ -266,9 +266,9 @@ fn a_newer_schema_is_refused() {
 }
 
 #[test]
-fn without_a_server_the_hint_is_to_start_one() {
-    // Bound and not listening would be better still, but std cannot; nobody takes this port in between.
-    let (listener, address) = occupied();
+fn without_a_server_the_error_suggests_to_start_one() {
+    // std cannot bind a port without listening on it. Another program is unlikely to take this port in the meantime.
+    let (listener, address) = listen_on_free_port();
     drop(listener);
     let server = format!("http://{address}");
     let publish = ["publish", "--type", "a", "--source", "s", "--payload", "1"];
@@ -279,14 +279,14 @@ fn without_a_server_the_hint_is_to_start_one() {
 }
 
 #[test]
-fn what_is_published_reaches_whoever_subscribed() {
+fn a_published_event_reaches_its_subscriber() {
     let place = Place::new();
     let server = place.serve();
     let run = |arguments: &[&str]| place.run(&[&["--server", &server.url], arguments].concat());
-    let (subscriber, address) = occupied();
+    let (subscriber, address) = listen_on_free_port();
     let endpoint = format!("http://{address}/hook");
     let made = run(&["subscriptions", "create", "--event", "order.placed", "--to", &endpoint, "--output", "json"]);
-    let made: serde_json::Value = serde_json::from_str(&made.expect(0, "made definition").stdout).unwrap();
+    let made: serde_json::Value = serde_json::from_str(&made.expect(0, "created definition").stdout).unwrap();
     assert_eq!((&made["endpoint"], &made["subscriberId"]), (&endpoint.into(), &address.into()));
 
     let payload = r#"{ "id" : 1.0, "id":"ü" }"#;
@@ -307,7 +307,7 @@ fn what_is_published_reaches_whoever_subscribed() {
 }
 
 #[test]
-fn definitions_and_subscriptions_are_kept_by_hand() {
+fn definitions_and_subscriptions_are_created_changed_and_deleted() {
     let place = Place::new();
     let server = place.serve();
     let run = |arguments: &[&str]| place.run(&[&["--server", &server.url, "--output", "json"], arguments].concat());
@@ -347,22 +347,22 @@ fn dead_letters_are_listed_shown_and_replayed() {
     std::fs::write(place.path("posthaste.toml"), "[delivery]\nmax_retry = 0\n[dlt]\nmax_retry = 0\n").unwrap();
     let server = place.serve();
     let run = |arguments: &[&str]| place.run(&[&["--server", &server.url], arguments].concat());
-    let (subscriber, address) = occupied();
+    let (subscriber, address) = listen_on_free_port();
     let endpoint = format!("http://{address}/");
     run(&["subscriptions", "create", "--event", "a", "--to", &endpoint, "--subscriber", "x"]).expect(0, "");
     run(&["publish", "--type", "a", "--source", "s", "--payload", "1", "--id", "e-1"]).expect(0, "");
-    // Hung up on: a failure that the server notices at once.
+    // A closed connection is a failure that the server notices immediately.
     drop(subscriber.accept().unwrap());
     let list = ["dlt", "list", "--status", "all", "--subscriber-id", "x", "--sort", "-createdAt", "--output", "json"];
-    let letter = loop {
+    let dead_letter = loop {
         let page: serde_json::Value = serde_json::from_str(&run(&list).expect(0, "").stdout).unwrap();
-        if let Some(letter) = page["items"].get(0) {
-            break letter["id"].as_str().unwrap().to_owned();
+        if let Some(dead_letter) = page["items"].get(0) {
+            break dead_letter["id"].as_str().unwrap().to_owned();
         }
     };
-    let shown = run(&["dlt", "show", &letter]).expect(0, "").stdout;
+    let shown = run(&["dlt", "show", &dead_letter]).expect(0, "").stdout;
     assert!(shown.contains("e-1") && shown.contains("502"), "{shown}");
-    assert_eq!(run(&["dlt", "show", "e-1"]).expect(0, "").stdout, shown, "found by the event, too");
+    assert_eq!(run(&["dlt", "show", "e-1"]).expect(0, "").stdout, shown, "an event id finds the same dead letter");
     run(&["dlt", "show", "e-2"]).expect(4, "no dead letter with the id e-2");
     run(&["dlt", "show", "no/id"]).expect(2, "is neither the id of a dead letter");
     let taking = std::thread::spawn(move || take_request(subscriber.accept().unwrap().0));
@@ -383,7 +383,7 @@ fn check_changes_nothing() {
 }
 
 #[test]
-fn the_demo_ends_with_every_event_everywhere() {
+fn the_demo_delivers_every_event_to_every_subscriber() {
     let ran = Place::new().run(&["demo", "--events", "20"]).expect(0, "its dead letters are replayed");
     assert_eq!(ran.stdout.lines().last(), Some("20 of 20 events arrived"));
     assert_eq!(ran.stdout.lines().count(), 6, "{}", ran.stdout);

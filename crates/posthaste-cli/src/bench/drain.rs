@@ -35,23 +35,23 @@ pub async fn run(quick: bool) -> anyhow::Result<Vec<Figure>> {
 }
 
 async fn drain(database: &Database, table: &TableName, count: usize) -> anyhow::Result<f64> {
-    let heard = Arc::new((AtomicUsize::new(0), Notify::new()));
-    let seen = heard.clone();
+    let delivered = Arc::new((AtomicUsize::new(0), Notify::new()));
+    let counter = delivered.clone();
     let started = Instant::now();
     let outbox = Outbox::new(database.clone()).table(table.as_str()).on("bench.drained", move |_| {
-        let seen = seen.clone();
+        let counter = counter.clone();
         async move {
-            if seen.0.fetch_add(1, Ordering::Relaxed) + 1 == count {
-                seen.1.notify_one();
+            if counter.0.fetch_add(1, Ordering::Relaxed) + 1 == count {
+                counter.1.notify_one();
             }
         }
     });
     let outbox = outbox.start().await?;
-    heard.1.notified().await;
-    // Stopping records what is still to be recorded: it belongs to the work.
+    delivered.1.notified().await;
+    // Closing settles the rows that are not settled yet: it is part of the measured work.
     outbox.close().await;
     let took = started.elapsed();
     anyhow::ensure!(outbox.table().pending_types().await?.is_empty(), "not every row is done");
-    anyhow::ensure!(heard.0.load(Ordering::Relaxed) == count, "an event was delivered twice");
+    anyhow::ensure!(delivered.0.load(Ordering::Relaxed) == count, "an event was delivered twice");
     Ok(rate(count, took))
 }

@@ -17,7 +17,7 @@ use crate::config::Config;
 use crate::embedded::EmbeddedServer;
 
 const BATCH: usize = 100;
-/// How many batches are under way at once, and how many requests of the raw probe.
+/// How many batches are sent at the same time, and how many requests of the raw probe.
 const PUBLISHERS: usize = 4;
 const IN_FLIGHT: usize = 64;
 
@@ -50,10 +50,10 @@ pub async fn run(quick: bool) -> anyhow::Result<Vec<Figure>> {
 
     let of = |share: f64| latencies[((latencies.len() - 1) as f64 * share) as usize].as_secs_f64() * 1_000.0;
     Ok(vec![
-        Figure::new("embedded", "publish in batches of 100, answered after commit", published, "events/s"),
+        Figure::new("embedded", "publish in batches of 100, response after commit", published, "events/s"),
         Figure::new("embedded", "publish to delivered, batches of 100", delivered, "events/s")
             .at_least(10_000.0)
-            .raw("the same POSTs by the same client, nothing else", raw),
+            .raw("the same POSTs by the same client, without the server", raw),
         Figure::new("embedded", "publish to arrival, one at a time, median", of(0.5), "ms").at_most(20.0),
         Figure::new("embedded", "publish to arrival, one at a time, 99 of 100", of(0.99), "ms"),
     ])
@@ -98,7 +98,7 @@ async fn publish(client: &Client, count: usize) -> anyhow::Result<()> {
     .collect()
 }
 
-/// From the call to the arrival, with nothing else going on.
+/// The time from the call to the arrival, one event at a time.
 async fn latencies(client: &Client, subscriber: &Subscriber, count: usize) -> anyhow::Result<Vec<Duration>> {
     let event = serde_json::from_str(&event()).context("our own event")?;
     let mut latencies = Vec::with_capacity(count);
@@ -113,7 +113,7 @@ async fn latencies(client: &Client, subscriber: &Subscriber, count: usize) -> an
     Ok(latencies)
 }
 
-/// What HTTP alone costs here.
+/// The rate of plain HTTP requests on this machine.
 async fn raw_posts(subscriber: &Subscriber, count: usize) -> anyhow::Result<f64> {
     let client = posthaste_webhook::Client::new(ClientOptions::default());
     let endpoint = Endpoint::parse(&subscriber.endpoint())?;

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Figure, rate};
 
-/// The engine with nothing on either side of it.
+/// The engine between a source that only counts and a sink that does nothing.
 pub async fn run(quick: bool) -> anyhow::Result<Vec<Figure>> {
     let count = if quick { 300_000 } else { 3_000_000 };
     let raw = by_channel(count).await?;
@@ -25,7 +25,7 @@ async fn by_relay(count: usize) -> anyhow::Result<f64> {
     let options = RelayOptions { workers: 1, ..RelayOptions::default() };
     let stop = CancellationToken::new();
     let started = Instant::now();
-    let relay = Relay::new("bench", source.clone(), Arc::new(Nothing), options).run(stop.clone());
+    let relay = Relay::new("bench", source.clone(), Arc::new(NoopSink), options).run(stop.clone());
     let relay = tokio::spawn(relay);
     source.all_settled.notified().await;
     let took = started.elapsed();
@@ -34,7 +34,7 @@ async fn by_relay(count: usize) -> anyhow::Result<f64> {
     Ok(rate(count, took))
 }
 
-/// The plainest way from one task to another.
+/// The simplest way from one task to another.
 async fn by_channel(count: usize) -> anyhow::Result<f64> {
     let (sender, mut receiver) = tokio::sync::mpsc::channel(2_000);
     let started = Instant::now();
@@ -50,11 +50,11 @@ async fn by_channel(count: usize) -> anyhow::Result<f64> {
         sender.send(number).await?;
     }
     drop(sender);
-    anyhow::ensure!(worker.await? == count, "a channel lost something");
+    anyhow::ensure!(worker.await? == count, "the channel lost a number");
     Ok(rate(count, started.elapsed()))
 }
 
-/// A source that counts.
+/// A source of consecutive numbers.
 struct Numbers {
     count: usize,
     claimed: AtomicUsize,
@@ -93,8 +93,8 @@ impl Source for Numbers {
         Ok(vec![Settled::Applied; settlements.len()])
     }
 
-    async fn renew(&self, held: &[&Claimed<usize>]) -> Result<Vec<Settled>, StoreError> {
-        Ok(vec![Settled::Applied; held.len()])
+    async fn renew(&self, claimed: &[&Claimed<usize>]) -> Result<Vec<Settled>, StoreError> {
+        Ok(vec![Settled::Applied; claimed.len()])
     }
 
     async fn release(&self, _: &[&Claimed<usize>]) -> Result<(), StoreError> {
@@ -118,11 +118,11 @@ impl Source for Numbers {
     }
 }
 
-/// A sink that agrees.
-struct Nothing;
+/// A sink that reports every delivery as done.
+struct NoopSink;
 
 #[async_trait]
-impl Sink for Nothing {
+impl Sink for NoopSink {
     type Item = usize;
 
     async fn deliver(&self, batch: Vec<Delivery<usize>>) {

@@ -7,10 +7,10 @@ use anyhow::Context;
 
 use super::Figure;
 
-/// A server of its own process with nothing to do.
+/// An idle server in a process of its own.
 pub async fn run(quick: bool) -> anyhow::Result<Vec<Figure>> {
     let folder = tempfile::tempdir()?;
-    // The first start makes the database; what counts is a start as it happens every day.
+    // The first start creates the database. Measure the second one, which is the usual case.
     drop(Server::start(folder.path())?);
     let (server, start) = Server::start(folder.path())?;
     let window = Duration::from_secs(if quick { 3 } else { 15 });
@@ -18,11 +18,11 @@ pub async fn run(quick: bool) -> anyhow::Result<Vec<Figure>> {
     let before = server.cpu_ticks()?;
     tokio::time::sleep(window).await;
     let ticks = server.cpu_ticks()? - before;
-    // A tick is a hundredth of a second wherever Linux runs.
+    // On Linux, a tick is a hundredth of a second.
     let cpu = ticks as f64 / window.as_secs_f64();
     let memory = server.resident_megabytes()?;
     Ok(vec![
-        Figure::new("idle", "start until it answers", start.as_secs_f64(), "s").at_most(0.5),
+        Figure::new("idle", "start until ready", start.as_secs_f64(), "s").at_most(0.5),
         Figure::new("idle", "CPU of one core", cpu, "%").at_most(1.0),
         Figure::new("idle", "memory", memory, "MB").at_most(80.0),
     ])
@@ -31,7 +31,7 @@ pub async fn run(quick: bool) -> anyhow::Result<Vec<Figure>> {
 struct Server(Child);
 
 impl Server {
-    /// The server, and how long it took until it said that it answers.
+    /// Starts the server; returns it and the time until it printed its address.
     fn start(folder: &Path) -> anyhow::Result<(Self, Duration)> {
         let started = Instant::now();
         let child = Command::new(std::env::current_exe()?)
@@ -47,17 +47,18 @@ impl Server {
         while let Some(line) = lines.next().transpose()? {
             if line.contains("http://") {
                 let took = started.elapsed();
-                // Nobody reads on, but the server must still be able to write.
+                // Keep reading and ignore the rest: a full pipe would block the server.
                 std::thread::spawn(move || lines.for_each(drop));
                 return Ok((server, took));
             }
         }
-        anyhow::bail!("the server ended before it answered")
+        anyhow::bail!("the server ended before it was ready")
     }
 
     fn cpu_ticks(&self) -> anyhow::Result<u64> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id()))?;
-        // The second field is a name in parentheses that may hold anything; user and system time are 12th and 13th after.
+        // The second field is a name in parentheses that may contain any text. User and system time are the 12th and
+        // 13th fields after it.
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
         let ticks = |index: usize| fields.get(index).and_then(|field| field.parse::<u64>().ok());
         Ok(ticks(11).context("user time")? + ticks(12).context("system time")?)
@@ -73,7 +74,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Ended already, or of no use any more.
+        // An error means that the server has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

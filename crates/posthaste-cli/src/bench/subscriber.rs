@@ -10,7 +10,7 @@ use axum::routing::post;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 
-/// An endpoint that counts.
+/// An endpoint that counts its requests.
 #[derive(Clone)]
 pub struct Subscriber {
     address: SocketAddr,
@@ -41,7 +41,7 @@ impl Subscriber {
         self.inbox.count.load(Ordering::Relaxed)
     }
 
-    /// Waits until this many have arrived since the start.
+    /// Waits until this many requests have arrived since the start.
     pub async fn wait_for(&self, count: usize) {
         loop {
             let arrived = self.inbox.arrived.notified();

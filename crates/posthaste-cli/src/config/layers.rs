@@ -9,13 +9,13 @@ use toml::{Table, Value};
 use super::Config;
 use crate::output::say;
 
-/// Read when no file is named, if it is there.
+/// Read if it exists and --config names no other file.
 const DEFAULT_FILE: &str = "posthaste.toml";
-/// What the names of our environment variables begin with; the same separates sections and keys.
+/// The prefix of the environment variables, and the separator between section and key.
 const PREFIX: &str = "POSTHASTE__";
 const SEPARATOR: &str = "__";
 
-/// Why there is no configuration to run with.
+/// Why the configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("configuration file {} cannot be read", path.display())]
@@ -32,7 +32,7 @@ pub enum ConfigError {
     Invalid(Vec<String>),
 }
 
-/// Values on top of the defaults, later ones winning over earlier ones. Knows where each came from.
+/// Values that override the defaults. A later layer overrides an earlier one. Remembers the origin of each value.
 #[derive(Default)]
 pub struct Layers {
     values: Table,
@@ -63,7 +63,7 @@ impl Layers {
         Ok(layers)
     }
 
-    /// The file that was read, if any was.
+    /// The configuration file, if one was read.
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
     }
@@ -75,7 +75,7 @@ impl Layers {
             path: path.to_owned(),
             message: suggest::explain(error.to_string().trim_end()),
         };
-        // Read as what it is to be first: only then do messages show the place in the file.
+        // Parse as `Config` first: only errors of this step contain the line in the file.
         toml::from_str::<Config>(&text).map_err(wrong)?;
         let values: Table = text.parse().map_err(wrong)?;
         self.merge(values, &format!("in {}", path.display()));
@@ -83,7 +83,7 @@ impl Layers {
         Ok(())
     }
 
-    /// `POSTHASTE__SECTION__KEY`.
+    /// Adds the value of an environment variable `POSTHASTE__SECTION__KEY`.
     pub fn add_variable(&mut self, name: &str, text: &str) -> Result<(), ConfigError> {
         let refused = |message: String| ConfigError::Variable { name: name.to_owned(), message };
         let key = name.strip_prefix(PREFIX).unwrap_or(name).to_lowercase();
@@ -93,13 +93,13 @@ impl Layers {
         Ok(())
     }
 
-    /// A flag of the command line that stands for a key.
+    /// Adds the value of a command-line flag that sets a key.
     pub fn add_flag(&mut self, flag: &str, key: &str, text: &str) {
         let path: Vec<&str> = key.split('.').collect();
         self.merge(nested(&path, Value::String(text.to_owned())), &format!("by {flag}"));
     }
 
-    /// The configuration, if every value in it can be used.
+    /// Builds the configuration. Fails if a value in it cannot be used.
     pub fn config(self) -> Result<Config, ConfigError> {
         let config: Result<Config, toml::de::Error> = Value::Table(self.values).try_into();
         let config = config.map_err(|error| ConfigError::Invalid(vec![error.to_string().trim_end().to_owned()]))?;
@@ -107,11 +107,11 @@ impl Layers {
         if violations.is_empty() {
             return Ok(config);
         }
-        let told = violations.into_iter().map(|(key, why)| match self.origins.get(key) {
+        let messages = violations.into_iter().map(|(key, why)| match self.origins.get(key) {
             Some(origin) => format!("{key} (set {origin}) {why}"),
             None => format!("{key} {why}"),
         });
-        Err(ConfigError::Invalid(told.collect()))
+        Err(ConfigError::Invalid(messages.collect()))
     }
 
     fn merge(&mut self, layer: Table, origin: &str) {
@@ -121,8 +121,8 @@ impl Layers {
     }
 }
 
-/// The variable of a key that this name differs from in its underscores only, such as POSTHASTE_HTTP_LISTEN. Other
-/// variables may be anybody's: Kubernetes, for one, names some after each service.
+/// The correct name of a variable that has the wrong number of underscores, such as POSTHASTE_HTTP_LISTEN. Ignores all
+/// other variables: they may belong to other programs. Kubernetes, for example, names variables after each service.
 fn misspelt(name: &str) -> Option<String> {
     if !name.starts_with("POSTHASTE") || name.starts_with(PREFIX) {
         return None;
@@ -173,8 +173,9 @@ fn nested(path: &[&str], value: Value) -> Table {
     table
 }
 
-/// Variables are text. It is taken as text where the key takes that, and else as TOML would read it without quotes: a
-/// number, true or false, a list. The type of the key decides, so an optional key needs no default to be known.
+/// The value of a variable, with the type that its key needs. A key that accepts text gets the text itself. For other
+/// keys the text is parsed as a TOML value: a number, a boolean or a list. The type of `T` decides, not the default
+/// value, so this works for an optional key, too.
 fn typed<T: DeserializeOwned + Default + Serialize>(path: &[&str], text: &str) -> Result<Value, String> {
     let read = |value: Value| Value::Table(nested(path, value)).try_into::<T>().map(drop);
     let Err(refusal) = read(Value::String(text.to_owned())) else {
@@ -202,7 +203,7 @@ fn typed<T: DeserializeOwned + Default + Serialize>(path: &[&str], text: &str) -
         Some(number) if NUMBERS.contains(&number) && bare_refusal.is_none() => {
             format!("{text:?} is not a whole number")
         }
-        // A key that takes no text says more about the number than about the text.
+        // For a key that accepts no text, the error about the parsed value is more useful than the one about the text.
         _ if message.starts_with("invalid type: string") => {
             suggest::explain(bare_refusal.as_ref().unwrap_or(&refusal).message())
         }
@@ -210,7 +211,7 @@ fn typed<T: DeserializeOwned + Default + Serialize>(path: &[&str], text: &str) -
     })
 }
 
-/// As serde calls whole numbers.
+/// The names that serde uses for whole numbers.
 const NUMBERS: [&str; 8] = ["u8", "u16", "u32", "u64", "usize", "i32", "i64", "isize"];
 
 fn section_at<T: Default + Serialize>(path: &[&str]) -> Option<Table> {

@@ -24,7 +24,7 @@ fn refusal(result: Result<Config, ConfigError>) -> String {
     result.unwrap_err().to_string()
 }
 
-/// The default file with its commented example made real.
+/// The default file with its example uncommented.
 fn with_example() -> String {
     let is_example = |line: &str| {
         let line = line.strip_prefix("# ").unwrap_or_default();
@@ -90,7 +90,7 @@ fn a_missing_named_file_is_an_error() {
 }
 
 #[test]
-fn unknown_keys_in_a_file_are_refused_with_place_and_suggestion() {
+fn unknown_keys_in_a_file_are_refused_with_line_and_suggestion() {
     let message = refusal(from_file("[outbox]\nbatch_sise = 7\n"));
     assert!(message.contains("some.toml: ") && message.contains("line 2"), "{message}");
     assert!(message.contains(r#"unknown field "batch_sise"; did you mean "batch_size"?"#), "{message}");
@@ -125,7 +125,7 @@ fn variables_reach_every_kind_of_value() {
 }
 
 #[test]
-fn values_that_cannot_work_are_refused_with_key_and_origin() {
+fn unusable_values_are_refused_with_key_and_origin() {
     for (text, expected) in [
         ("[outbox]\nbatch_size = 0", "outbox.batch_size (set in "),
         ("[outbox]\nlease = '99ms'", "is shorter than 100ms"),
@@ -147,13 +147,13 @@ fn values_that_cannot_work_are_refused_with_key_and_origin() {
 }
 
 #[test]
-fn all_violations_are_told_together() {
+fn one_error_lists_all_violations() {
     let message = refusal(from_file("[outbox]\nbatch_size = 0\n[delivery]\nconcurrency = 0\n"));
     assert_eq!(message.lines().count(), 2, "{message}");
 }
 
 #[test]
-fn the_key_file_is_beside_the_database_and_has_its_name() {
+fn the_default_key_file_is_the_database_file_with_key_added() {
     let config = from_variable("POSTHASTE__DATABASE__URL", "sqlite:///var/lib/p/p.db").unwrap();
     assert_eq!(config.key_file(), Path::new("/var/lib/p/p.db.key"));
 }
@@ -188,7 +188,7 @@ fn variables_reach_booleans_optional_values_and_nested_keys() {
     let value = |key: &str, text: &str| typed::<Example>(&["cleanup", key], text);
     assert_eq!(value("enabled", "true"), Ok(Value::Boolean(true)));
     assert_eq!(value("limit", "7"), Ok(Value::Integer(7)));
-    assert_eq!(value("name", "7"), Ok(Value::String("7".to_owned())), "the key takes text");
+    assert_eq!(value("name", "7"), Ok(Value::String("7".to_owned())), "the key accepts text");
     assert_eq!(value("enabled", "yes"), Err("\"yes\" is neither true nor false".to_owned()));
     assert_eq!(value("limit", "many"), Err("\"many\" is not a whole number".to_owned()));
     assert!(value("limit", "-1").unwrap_err().contains("-1"));

@@ -1,4 +1,4 @@
-//! Values that stand as text in the configuration, with messages that say how to write them.
+//! Values that the configuration writes as text. The error messages say how to write them.
 
 /// Socket addresses such as `127.0.0.1:8080`.
 pub(super) mod address {

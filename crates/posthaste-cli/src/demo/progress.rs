@@ -6,13 +6,13 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use posthaste_core::lock;
 use tokio::time::Instant;
 
-use super::LetterCount;
+use super::DeadLetterCount;
 use crate::output::say;
 
-/// How often lines are written where no bars can be drawn.
-const LINES: Duration = Duration::from_secs(1);
+/// Without a terminal, the shortest time between two lines of progress.
+const LINE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How far the demo is: bars on a terminal, a line now and then elsewhere.
+/// Shows the progress of the demo: as bars on a terminal, otherwise as lines of text.
 pub struct Progress {
     events: u64,
     names: [&'static str; 3],
@@ -28,7 +28,7 @@ enum Form {
 struct Lines {
     written: Option<Instant>,
     last: String,
-    /// What could not be written yet because the last line is too young.
+    /// The newest line, if it was too soon after the last one to write it.
     due: Option<String>,
 }
 
@@ -41,49 +41,49 @@ impl Progress {
         Self { events, names, form }
     }
 
-    /// `arrived` and `waiting`, dead letters that are not delivered yet, are by subscriber.
-    pub fn show(&self, events_published: u64, arrived: [u64; 3], waiting: [LetterCount; 3]) {
+    /// `arrived` and `waiting` have one entry for each subscriber; `waiting` counts undelivered dead letters.
+    pub fn show(&self, events_published: u64, arrived: [u64; 3], waiting: [DeadLetterCount; 3]) {
         match &self.form {
             Form::Bars { published, delivered, .. } => {
                 published.set_position(events_published);
                 for ((bar, arrived), waiting) in delivered.iter().zip(arrived).zip(waiting) {
                     bar.set_position(arrived);
-                    bar.set_message(letters(waiting));
+                    bar.set_message(dead_letters(waiting));
                 }
             }
             Form::Lines(lines) => {
                 let mut line = format!("published {events_published}/{}", self.events);
                 for ((name, arrived), waiting) in self.names.iter().zip(arrived).zip(waiting) {
                     line += &format!(" · {name} {arrived}");
-                    if waiting.letters > 0 {
-                        line += &format!(" ({})", letters(waiting));
+                    if waiting.count > 0 {
+                        line += &format!(" ({})", dead_letters(waiting));
                     }
                 }
                 let mut lines = lock(lines);
                 lines.due = (lines.last != line).then_some(line);
-                if lines.written.is_none_or(|written| written.elapsed() >= LINES) {
+                if lines.written.is_none_or(|written| written.elapsed() >= LINE_INTERVAL) {
                     lines.write_due();
                 }
             }
         }
     }
 
-    /// Something that happened.
-    pub fn tell(&self, text: &str) {
+    /// Prints a message above the bars.
+    pub fn message(&self, text: &str) {
         match &self.form {
-            // Nothing is lost if the terminal has gone.
+            // A closed terminal is no reason to fail.
             Form::Bars { all, .. } => drop(all.println(format!("  {text}"))),
             Form::Lines(_) => say(text),
         }
     }
 
-    /// Leaves to be seen how it ended.
+    /// Leaves the final state on the screen.
     pub fn finish(&self) {
         match &self.form {
             Form::Bars { published, delivered, .. } => {
                 published.abandon();
                 delivered.iter().for_each(ProgressBar::abandon);
-                // The cursor is still behind the last bar.
+                // End the line of the last bar.
                 say("");
             }
             Form::Lines(lines) => lock(lines).write_due(),
@@ -106,7 +106,7 @@ fn bars(events: u64, names: [&'static str; 3]) -> Form {
     let add = |name: &'static str, colour: &str| {
         let width = events.to_string().len();
         let template = format!("  {{prefix:<10}} {{bar:40.{colour}/dim}} {{pos:>{width}}} / {events}  {{msg:.red}}");
-        // A template that cannot be read is a slip of ours; any bar is better than none.
+        // An invalid template is a bug in this file; the default bar is better than none.
         let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
         let bar = ProgressBar::new(events).with_style(style.progress_chars("━━─")).with_prefix(name);
         all.add(bar)
@@ -117,8 +117,8 @@ fn bars(events: u64, names: [&'static str; 3]) -> Form {
     Form::Bars { all, published, delivered }
 }
 
-fn letters(waiting: LetterCount) -> String {
-    match waiting.letters {
+fn dead_letters(waiting: DeadLetterCount) -> String {
+    match waiting.count {
         0 => String::new(),
         1 => "1 dead letter".to_owned(),
         _ => format!("{waiting} dead letters"),

@@ -11,28 +11,28 @@ use posthaste_core::lock;
 use tokio::net::{TcpListener, TcpSocket};
 use uuid::Uuid;
 
-/// How many connections may wait; the server opens at most as many as it has lanes.
+/// How many connections may wait to be accepted; the server opens at most one for each lane.
 const BACKLOG: u32 = 1_024;
 
-/// How a subscriber treats its requests.
+/// How a subscriber reacts to requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
-    /// Takes all.
+    /// Accepts every request.
     Healthy,
-    /// Refuses one in three, at random.
+    /// Refuses a third of its requests, at random.
     Flaky,
-    /// Is not there until it comes up; then it takes all.
+    /// Does not listen until it comes up; then it accepts every request.
     Down,
 }
 
-/// An HTTP server of somebody who subscribed.
+/// The HTTP server of one subscriber.
 pub struct Subscriber {
     name: &'static str,
     address: SocketAddr,
     received: Arc<Received>,
-    /// Letters, each counted once however often it was replayed.
+    /// Ids of the dead letters that were replayed at least once.
     replayed: Mutex<HashSet<Uuid>>,
-    /// A socket that is bound keeps its port; until it listens, connections are refused.
+    /// Bound but not listening: the socket keeps its port, and connections are refused.
     closed: Mutex<Option<TcpSocket>>,
 }
 
@@ -70,7 +70,7 @@ impl Subscriber {
         lock(&self.closed).is_some()
     }
 
-    /// Listens from now on, if it did not before.
+    /// Starts listening, unless the subscriber listens already.
     pub fn come_up(&self) -> anyhow::Result<()> {
         if let Some(socket) = lock(&self.closed).take() {
             serve(socket.listen(BACKLOG)?, Manner::Healthy, self.received.clone());
@@ -78,7 +78,7 @@ impl Subscriber {
         Ok(())
     }
 
-    /// How many different events it has taken.
+    /// How many different events the subscriber has accepted.
     pub fn arrived(&self) -> u64 {
         lock(&self.received.ids).len() as u64
     }
@@ -87,13 +87,13 @@ impl Subscriber {
         lock(&self.received.ids).contains(event_id)
     }
 
-    /// How often it took an event that it had already.
+    /// How often the subscriber accepted an event that it had accepted before.
     pub fn duplicates(&self) -> u64 {
         self.received.duplicates.load(Ordering::Relaxed)
     }
 
-    pub fn add_replayed(&self, letters: impl Iterator<Item = Uuid>) {
-        lock(&self.replayed).extend(letters);
+    pub fn add_replayed(&self, dead_letters: impl Iterator<Item = Uuid>) {
+        lock(&self.replayed).extend(dead_letters);
     }
 
     pub fn replayed(&self) -> usize {

@@ -1,32 +1,32 @@
-//! Reads events from a file: one, a JSON array of them, or one on each line.
+//! Reads events from a file that contains one event, a JSON array of events, or one event on each line.
 
 use std::io::{self, BufRead};
 
 use posthaste_api::{EventIn, InputError, read_json};
 use serde_json::value::RawValue;
 
-/// Something in the input that should be an event.
+/// A part of the input that should be an event.
 #[derive(Debug, PartialEq)]
 pub struct Entry {
-    /// The line on which it starts, from 1.
+    /// The line on which the entry starts, from 1.
     pub line: u64,
-    /// How many bytes of the input lie before its end.
+    /// The offset in the input at which the entry ends, in bytes.
     pub end: u64,
-    /// The text of the event, byte for byte, or what is wrong with it.
+    /// The text of the event, byte for byte, or the reason why it is invalid.
     pub event: Result<String, String>,
 }
 
-/// Hands every entry to `take`, which says whether it wants more. Lines are read one by one: the input may be endless.
+/// Passes every entry to `take`, until `take` returns false. Reads line by line, because the input may be endless.
 pub fn read(reader: &mut dyn BufRead, take: &mut dyn FnMut(Entry) -> bool) -> io::Result<()> {
     let mut lines = Lines { reader, number: 0, end: 0 };
-    let Some(first) = lines.next_written()? else { return Ok(()) };
-    // Only a document can begin with a line that is not complete in itself.
+    let Some(first) = lines.next_non_blank()? else { return Ok(()) };
+    // A first line that is an incomplete JSON value, or an array, starts a document of several lines.
     if starts_document(&first.bytes) {
         let (line, mut document) = (first.number, first.bytes);
         let start = first.start;
         lines.end = start + document.len() as u64 + lines.reader.read_to_end(&mut document)? as u64;
         if !read_document(&document, line, lines.end, take) {
-            // It was none, then: one event on each line, of which the first is bad.
+            // Not one JSON document: read it line by line. The first line is an error.
             let mut lines = Lines { reader: &mut document.as_slice(), number: line - 1, end: start };
             read_lines(&mut lines, take)?;
         }
@@ -41,7 +41,7 @@ fn starts_document(line: &[u8]) -> bool {
 }
 
 fn read_lines(lines: &mut Lines<'_>, take: &mut dyn FnMut(Entry) -> bool) -> io::Result<()> {
-    while let Some(line) = lines.next_written()? {
+    while let Some(line) = lines.next_non_blank()? {
         if !take(line.entry()) {
             break;
         }
@@ -49,14 +49,14 @@ fn read_lines(lines: &mut Lines<'_>, take: &mut dyn FnMut(Entry) -> bool) -> io:
     Ok(())
 }
 
-/// One value over several lines. Returns false, and has handed over nothing, if the text is not one JSON value.
+/// Reads one JSON value that may span several lines. If the text is not one, returns false without calling `take`.
 fn read_document(document: &[u8], first_line: u64, end: u64, take: &mut dyn FnMut(Entry) -> bool) -> bool {
     let Ok(text) = std::str::from_utf8(document) else { return false };
     if let Ok(events) = serde_json::from_str::<Vec<&RawValue>>(text) {
         let (mut line, mut seen) = (first_line, 0);
         for event in events {
             let event = event.get();
-            // Where it lies in the text tells its line.
+            // Count the line breaks before the event to get its line.
             let place = event.as_ptr().addr() - text.as_ptr().addr();
             line += text.as_bytes()[seen..place].iter().filter(|byte| **byte == b'\n').count() as u64;
             seen = place;
@@ -73,21 +73,21 @@ fn read_document(document: &[u8], first_line: u64, end: u64, take: &mut dyn FnMu
         Some(event) => take(Entry { line: first_line, end, event: checked(event.get()) }),
         None if starts_array => {
             let error = serde_json::from_str::<Vec<&RawValue>>(text).err();
-            let (line, why) = error.map(|error| (error.line() as u64, without_place(&error))).unwrap_or_default();
-            let told = format!("is not JSON, so nothing of the array is sent: {why}");
-            take(Entry { line: first_line + line.saturating_sub(1), end, event: Err(told) })
+            let (line, why) = error.map(|error| (error.line() as u64, without_position(&error))).unwrap_or_default();
+            let message = format!("is not JSON, so no event of the array is sent: {why}");
+            take(Entry { line: first_line + line.saturating_sub(1), end, event: Err(message) })
         }
         None => return false,
     };
     true
 }
 
-/// The text itself, if the server can be expected to take it. What the server alone can know is left to it.
+/// Returns the text if it is a valid event. The server may still refuse it for reasons that only the server can check.
 fn checked(text: &str) -> Result<String, String> {
     read_json::<EventIn>(text.as_bytes()).map_err(|error| match error {
         InputError::NotAnObject(_) => "is not an event: write one JSON object for each".to_owned(),
         InputError::Malformed(_) => match serde_json::from_str::<&RawValue>(text) {
-            Err(error) => format!("is not JSON: {} (column {})", without_place(&error), error.column()),
+            Err(error) => format!("is not JSON: {} (column {})", without_position(&error), error.column()),
             Ok(_) => error.to_string(),
         },
         error => error.to_string(),
@@ -95,7 +95,7 @@ fn checked(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-fn without_place(error: &serde_json::Error) -> String {
+fn without_position(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());
     text.strip_suffix(&place).map(str::to_owned).unwrap_or(text)
@@ -115,7 +115,7 @@ struct Line {
 
 impl Lines<'_> {
     /// The next line that is not blank.
-    fn next_written(&mut self) -> io::Result<Option<Line>> {
+    fn next_non_blank(&mut self) -> io::Result<Option<Line>> {
         loop {
             let mut bytes = Vec::new();
             let length = self.reader.read_until(b'\n', &mut bytes)?;
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_nothing() {
+    fn empty_input_has_no_entries() {
         assert_eq!(entries(b""), []);
         assert_eq!(entries(b"\n \n"), []);
         assert_eq!(entries(b"[]"), []);
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_events_of_an_array_keep_their_bytes_and_know_their_lines() {
+    fn the_events_of_an_array_keep_their_bytes_and_lines() {
         let text = format!("[\n{EVENT},\n\n{EVENT},{{}}]\n");
         let found = lines_and_texts(&text);
         assert_eq!(found[..2], [(2, Ok(EVENT.to_owned())), (4, Ok(EVENT.to_owned()))]);
@@ -195,18 +195,21 @@ mod tests {
     }
 
     #[test]
-    fn bad_lines_are_told_and_the_others_go_on() {
+    fn bad_lines_are_reported_and_the_others_are_read() {
         let text = format!("{EVENT}\nnot json\n{{\"eventTyp\":\"a\"}}\n{EVENT}\n");
         let found = lines_and_texts(&text);
         assert!(found[0].1.is_ok() && found[3].1.is_ok() && found.len() == 4);
         assert!(found[1].1.as_ref().unwrap_err().starts_with("is not JSON: "), "{found:?}");
-        let told = found[2].1.as_ref().unwrap_err();
-        assert!(told.starts_with("eventTyp: unknown field \"eventTyp\"; did you mean \"eventType\"?; "), "{told}");
-        assert!(told.contains("sourceService: is missing"), "everything that is wrong is told: {told}");
+        let message = found[2].1.as_ref().unwrap_err();
+        assert!(
+            message.starts_with("eventTyp: unknown field \"eventTyp\"; did you mean \"eventType\"?; "),
+            "{message}"
+        );
+        assert!(message.contains("sourceService: is missing"), "every violation is reported: {message}");
     }
 
     #[test]
-    fn a_first_line_that_is_cut_short_is_a_bad_line() {
+    fn an_incomplete_first_line_is_a_bad_line() {
         let found = lines_and_texts(&format!("\n{{\"eventType\":\n{EVENT}\n"));
         assert_eq!((found[0].0, found[1].0, found.len()), (2, 3, 2));
         assert!(found[0].1.is_err() && found[1].1.is_ok());
@@ -216,18 +219,18 @@ mod tests {
     fn a_broken_array_is_one_error_with_its_line() {
         let found = lines_and_texts(&format!("[{EVENT},\n{EVENT}\n{EVENT}]"));
         assert_eq!((found.len(), found[0].0), (1, 3));
-        assert!(found[0].1.as_ref().unwrap_err().starts_with("is not JSON, so nothing"), "{found:?}");
+        assert!(found[0].1.as_ref().unwrap_err().starts_with("is not JSON, so no event"), "{found:?}");
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_told() {
+    fn a_line_that_is_not_utf8_is_reported() {
         let mut text = EVENT.as_bytes().to_vec();
         text.extend_from_slice(b"\n\xff\xfe\n");
         assert_eq!(entries(&text)[1].event, Err("is not UTF-8".to_owned()));
     }
 
     #[test]
-    fn reading_ends_when_no_more_is_wanted() {
+    fn reading_ends_when_take_returns_false() {
         let mut count = 0;
         read(&mut format!("{EVENT}\n{EVENT}\n").as_bytes(), &mut |_| {
             count += 1;

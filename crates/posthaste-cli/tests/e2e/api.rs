@@ -26,7 +26,7 @@ impl Answer {
         serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("not JSON ({error}): {}", self.text))
     }
 
-    /// The stable word of a problem document.
+    /// The error code of a problem document.
     pub fn code(&self) -> String {
         assert_eq!(self.headers["content-type"], "application/problem+json", "{}", self.text);
         let problem = self.json();
@@ -74,7 +74,7 @@ impl Api {
         self.send("POST", path, &[("content-type", "application/json")], body).await
     }
 
-    /// Makes a definition where there is none, and a subscription to it.
+    /// Creates a definition if it does not exist, and a subscription to it.
     pub async fn subscribe(&self, event_type: &str, subscriber: &str, endpoint: &str) -> Value {
         let definition = json!({ "eventType": event_type });
         let defined = self.post("/api/event-definitions", definition.to_string()).await.expect("an answer");

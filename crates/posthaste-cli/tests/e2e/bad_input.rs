@@ -7,7 +7,7 @@ use crate::subscriber::Subscriber;
 const JSON: (&str, &str) = ("content-type", "application/json");
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_requests_get_a_problem_that_says_what_to_do_and_store_nothing() {
+async fn bad_requests_get_a_helpful_problem_document_and_store_nothing() {
     let installation = Installation::new(&[]);
     let server = installation.start().await;
     let subscriber = Subscriber::start().await;
@@ -62,7 +62,7 @@ async fn bad_requests_get_a_problem_that_says_what_to_do_and_store_nothing() {
         let detail = answer.json()["detail"].as_str().unwrap().to_owned();
         assert!(detail.contains(hint), "{shown}: {detail}");
     }
-    // The one good event is the only one that arrives.
+    // Only the valid event arrives.
     let id = server.api.publish("good", "1").await;
     subscriber.wait_for(1).await;
     assert!(server.terminate().await.success());
@@ -70,7 +70,7 @@ async fn bad_requests_get_a_problem_that_says_what_to_do_and_store_nothing() {
     assert_eq!((arrivals.len(), arrivals[0].event_id.as_str()), (1, id.as_str()));
 }
 
-/// The fields that an answer names as wrong.
+/// The fields that a response reports as invalid.
 fn fields(answer: &Answer) -> Vec<String> {
     assert_eq!((answer.status, answer.code().as_str()), (400, "invalid"), "{}", answer.text);
     let errors = answer.json()["errors"].as_array().cloned().unwrap_or_default();
@@ -78,7 +78,7 @@ fn fields(answer: &Answer) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_violation_of_a_request_is_named_with_its_field_at_once() {
+async fn one_response_lists_every_invalid_field_of_a_request() {
     let installation = Installation::new(&[]);
     let server = installation.start().await;
     let post =
@@ -112,7 +112,7 @@ fn sorted(fields: impl IntoIterator<Item = impl Into<String>>) -> Vec<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_idempotency_key_that_cannot_be_used_is_refused_and_not_dropped() {
+async fn an_invalid_idempotency_key_is_refused_and_not_ignored() {
     let installation = Installation::new(&[]);
     let server = installation.start().await;
     let body = r#"{"eventType":"t","sourceService":"s","payload":1}"#;
@@ -124,7 +124,7 @@ async fn an_idempotency_key_that_cannot_be_used_is_refused_and_not_dropped() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_same_subscription_again_is_answered_with_the_one_that_is_there() {
+async fn creating_the_same_subscription_again_returns_the_existing_one() {
     let installation = Installation::new(&[]);
     let server = installation.start().await;
     server.api.subscribe("t", "first", "http://127.0.0.1:1/").await;
@@ -140,7 +140,7 @@ async fn the_same_subscription_again_is_answered_with_the_one_that_is_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_answers_for_each_event_or_stores_none() {
+async fn a_batch_has_a_result_for_each_event_and_an_atomic_batch_stores_all_or_none() {
     let installation = Installation::new(&[]);
     let server = installation.start().await;
     let good = |id: &str| json!({ "eventId": id, "eventType": "t", "sourceService": "s", "payload": 1 });
@@ -167,7 +167,7 @@ async fn a_batch_answers_for_each_event_or_stores_none() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_registry_refuses_what_cannot_work() {
+async fn the_registry_refuses_invalid_definitions_and_subscriptions() {
     let installation = Installation::new(&[]);
     let server = installation.start().await;
     let api = &server.api;
@@ -218,8 +218,8 @@ async fn the_registry_refuses_what_cannot_work() {
 
     let database = std::fs::read(installation.database()).unwrap();
     let wal = std::fs::read(installation.database().with_extension("db-wal")).unwrap_or_default();
-    let holds = |bytes: &[u8]| bytes.windows(7).any(|window| window == b"hunter2");
-    assert!(!holds(&database) && !holds(&wal), "secrets are sealed at rest");
+    let contains_secret = |bytes: &[u8]| bytes.windows(7).any(|window| window == b"hunter2");
+    assert!(!contains_secret(&database) && !contains_secret(&wal), "secrets are sealed at rest");
 }
 
 #[tokio::test(flavor = "multi_thread")]

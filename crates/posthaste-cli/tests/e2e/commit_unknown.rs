@@ -1,14 +1,14 @@
-//! A disk that fails while a commit is written: what is stored is not known, and the answer says so.
+//! If the disk fails during a commit, the server does not know if the event is stored, and its response says so.
 
 use serde_json::json;
 
 use crate::process::Installation;
 
-/// No file of the server may grow beyond this; the write-ahead log would first.
+/// The largest size of a file of the server. The write-ahead log reaches it first.
 const MAX_FILE: u32 = 1 << 20;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_commit_that_fails_on_the_disk_is_answered_as_unknown() {
+async fn a_commit_that_fails_on_the_disk_returns_commit_unknown() {
     let installation = Installation::new(&[]);
     assert!(installation.start().await.terminate().await.success());
     let server = installation.start_on_a_small_disk(MAX_FILE / 512).await;
@@ -26,7 +26,7 @@ async fn a_commit_that_fails_on_the_disk_is_answered_as_unknown() {
         id += 1;
     };
     assert_eq!((refused.status, refused.code().as_str()), (503, "commit_unknown"), "{}", refused.text);
-    // The registry's own writes say it, too.
+    // Writes to the registry return the same error.
     let definition =
         |number: usize| json!({ "eventType": format!("type-{number}"), "description": "d".repeat(1_000) }).to_string();
     let mut number = 0;
@@ -40,7 +40,7 @@ async fn a_commit_that_fails_on_the_disk_is_answered_as_unknown() {
     };
     assert_eq!((refused.status, refused.code().as_str()), (503, "commit_unknown"), "{}", refused.text);
     server.kill();
-    // On a disk that works, the same event id is stored once, whatever became of it before.
+    // With a working disk, the same event id is stored once, even if the failed commit stored it before.
     let server = installation.start().await;
     let again = server.api.post("/api/events", event(id)).await.unwrap();
     assert!([200, 202].contains(&again.status), "{}", again.text);

@@ -9,14 +9,14 @@ use crate::api::Api;
 use crate::process::Installation;
 use crate::subscriber::Subscriber;
 
-/// What is in flight at a crash may come again: what was sent but not yet recorded. Records are written within 100 ms;
-/// the rest is for a busy machine.
+/// An event that was sent but not settled before a crash may be delivered again. Settlements are written within 100 ms;
+/// the rest is reserve for a busy machine.
 const IN_FLIGHT: Duration = Duration::from_millis(1_500);
-/// What the dead process had put on the wire may still arrive a little later.
+/// Requests that the killed process sent may still arrive this much later.
 const ON_THE_WIRE: Duration = Duration::from_millis(500);
 const KILLS: usize = 5;
 
-/// Publishes batches until told to stop. A batch that got no answer is sent again with the same ids, as a client must.
+/// Publishes batches until `stop` is set. Sends a batch without a response again with the same ids, as a client must.
 async fn publish(api: Api, writer: usize, stop: Arc<AtomicBool>, accepted_so_far: Arc<AtomicUsize>) -> Vec<String> {
     let mut accepted = Vec::new();
     let mut batch = 0;
@@ -36,7 +36,7 @@ async fn publish(api: Api, writer: usize, stop: Arc<AtomicBool>, accepted_so_far
                     assert!(stored, "{results}");
                     break;
                 }
-                // Down, or going down: nothing is known to be stored.
+                // The server is down or stopping: it is unknown if the batch is stored.
                 _ if stop.load(Ordering::Relaxed) => return accepted,
                 _ => tokio::time::sleep(Duration::from_millis(20)).await,
             }
@@ -49,7 +49,7 @@ async fn publish(api: Api, writer: usize, stop: Arc<AtomicBool>, accepted_so_far
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_accepted_is_lost_when_the_server_is_killed_under_load() {
+async fn no_accepted_event_is_lost_when_the_server_is_killed_under_load() {
     let installation = Installation::new(&[]);
     let subscriber = Subscriber::start().await;
     let mut server = installation.start().await;
@@ -62,7 +62,7 @@ async fn nothing_accepted_is_lost_when_the_server_is_killed_under_load() {
         .collect();
     let mut kills = Vec::new();
     for _ in 0..KILLS {
-        // In the middle of the work: both accepting and delivering have gone on since the last start.
+        // Kill the server only after it has accepted and delivered events since the last start.
         let (accepted, arrived) = (accepted_so_far.load(Ordering::Relaxed), subscriber.arrivals().len());
         subscriber.wait_until("work between kills", |arrivals| arrivals.len() >= arrived + 1_000).await;
         while accepted_so_far.load(Ordering::Relaxed) < accepted + 1_000 {
@@ -77,13 +77,13 @@ async fn nothing_accepted_is_lost_when_the_server_is_killed_under_load() {
     for writer in writers {
         accepted.extend(writer.await.unwrap());
     }
-    let wanted: HashSet<_> = accepted.iter().cloned().collect();
-    assert_eq!(wanted.len(), accepted.len());
+    let accepted_ids: HashSet<_> = accepted.iter().cloned().collect();
+    assert_eq!(accepted_ids.len(), accepted.len());
     subscriber
         .wait_until("every accepted event", |arrivals| {
-            arrivals.len() >= wanted.len() && {
+            arrivals.len() >= accepted_ids.len() && {
                 let arrived: HashSet<_> = arrivals.iter().map(|arrival| &arrival.event_id).collect();
-                wanted.iter().all(|id| arrived.contains(id))
+                accepted_ids.iter().all(|id| arrived.contains(id))
             }
         })
         .await;
@@ -94,10 +94,14 @@ async fn nothing_accepted_is_lost_when_the_server_is_killed_under_load() {
     for arrival in subscriber.arrivals() {
         if let Some(before) = seen.insert(arrival.event_id.clone(), arrival.at) {
             duplicates += 1;
-            // Sent before a kill and not yet on record.
+            // Sent shortly before a kill and not settled yet.
             let excused = kills.iter().any(|kill| before < *kill + ON_THE_WIRE && *kill < before + IN_FLIGHT);
-            assert!(excused, "{} came again although its first delivery was long on record", arrival.event_id);
+            assert!(
+                excused,
+                "{} was delivered again although its first delivery was settled long before a kill",
+                arrival.event_id
+            );
         }
     }
-    println!("{} events accepted over {KILLS} kills, {duplicates} duplicates, none lost", wanted.len());
+    println!("{} events accepted over {KILLS} kills, {duplicates} duplicates, none lost", accepted_ids.len());
 }

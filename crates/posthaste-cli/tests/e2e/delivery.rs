@@ -8,7 +8,7 @@ use crate::process::{Installation, items, until};
 use crate::subscriber::Subscriber;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_published_by_http_arrives_at_the_subscribers_server() {
+async fn an_event_published_by_http_arrives_at_its_subscriber() {
     let installation = Installation::new(&[]);
     let server = installation.start().await;
     let subscriber = Subscriber::start().await;
@@ -29,14 +29,14 @@ async fn what_is_published_by_http_arrives_at_the_subscribers_server() {
     let documented = include_str!("../../../../docs/metrics.md");
     for line in metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
         let name = line.split(' ').next().unwrap();
-        assert!(documented.contains(&format!("`{name}`")), "docs/metrics.md does not know {name}");
+        assert!(documented.contains(&format!("`{name}`")), "docs/metrics.md does not list {name}");
     }
     assert_eq!(server.api.get("/healthz").await.unwrap().status, 200);
     assert!(server.terminate().await.success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_inserted_by_another_program_is_picked_up() {
+async fn a_row_inserted_by_another_program_is_delivered() {
     let installation = Installation::new(&[]);
     let server = installation.start().await;
     let subscriber = Subscriber::start().await;
@@ -50,7 +50,7 @@ async fn a_row_inserted_by_another_program_is_picked_up() {
     assert_eq!(bodies, ["[2]", "{\"from\": \"sqlite3\"}"]);
     assert_eq!(arrivals[0].headers["content-type"], "application/json");
 
-    // A type that can be no topic's name goes dead with its reason and stops nobody.
+    // A row whose event type is not a valid topic name becomes dead and does not block other rows.
     let insert = "INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('odd', 'no topic!', '1')";
     run_sqlite3(&installation, insert);
     until("the odd row is dead", async || {
@@ -62,7 +62,7 @@ async fn a_row_inserted_by_another_program_is_picked_up() {
     subscriber.wait_for(3).await;
 }
 
-/// SQLite's own program, which knows nothing of us. It must wait for the lock, as every writer beside a server must.
+/// Runs a statement with the program `sqlite3`, which has a busy timeout because the server may hold the write lock.
 fn run_sqlite3(installation: &Installation, statement: &str) {
     let ran = Command::new("sqlite3")
         .args(["-cmd", ".timeout 5000"])
@@ -74,7 +74,7 @@ fn run_sqlite3(installation: &Installation, statement: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_endpoint_that_was_down_gets_its_events_by_the_scheduled_retry() {
+async fn an_endpoint_that_was_down_receives_its_events_by_scheduled_retries() {
     let installation = Installation::new(&[("DLT__RETRY_INTERVAL", "1s"), ("DLT__MAX_RETRY", "30")]);
     let server = installation.start().await;
     let subscriber = Subscriber::down();
@@ -83,13 +83,13 @@ async fn an_endpoint_that_was_down_gets_its_events_by_the_scheduled_retry() {
     for number in 0..20 {
         published.push(server.api.publish("order.placed", &number.to_string()).await);
     }
-    let letters = until("all are dead letters", async || {
+    let dead_letters = until("all are dead letters", async || {
         let page = server.api.get("/api/dlt-messages?status=ALL&size=100").await.unwrap().json();
         (page["total"] == 20).then_some(page)
     })
     .await;
-    let letter = &items(&letters)[0];
-    assert_eq!((&letter["errorCode"], &letter["subscriberId"]), (&json!("503"), &json!("billing")));
+    let dead_letter = &items(&dead_letters)[0];
+    assert_eq!((&dead_letter["errorCode"], &dead_letter["subscriberId"]), (&json!("503"), &json!("billing")));
     subscriber.come_up().await;
     subscriber.wait_for(20).await;
     let counts = subscriber.counts();
@@ -103,25 +103,25 @@ async fn an_endpoint_that_was_down_gets_its_events_by_the_scheduled_retry() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_exhausted_letter_is_replayed() {
+async fn an_exhausted_dead_letter_is_replayed() {
     let installation = Installation::new(&[("DLT__RETRY_INTERVAL", "100ms")]);
     let server = installation.start().await;
     let subscriber = Subscriber::start().await;
     subscriber.answer(StatusCode::BAD_GATEWAY);
     server.api.subscribe("order.placed", "billing", &subscriber.endpoint()).await;
     let id = server.api.publish("order.placed", "1").await;
-    let letter = until("its retries are spent", async || {
+    let dead_letter = until("the dead letter has no retries left", async || {
         let page = server.api.get(&format!("/dlt-messages?messageId={id}&sort=-retryCount")).await.unwrap().json();
-        items(&page).iter().find(|letter| letter["retryCount"] == 3).cloned()
+        items(&page).iter().find(|dead_letter| dead_letter["retryCount"] == 3).cloned()
     })
     .await;
     subscriber.answer(StatusCode::OK);
-    let replay = json!({ "ids": [letter["id"]], "reason": "the gateway is back" });
+    let replay = json!({ "ids": [dead_letter["id"]], "reason": "the gateway is back" });
     let replayed = server.api.post("/api/replay?wait=30", replay.to_string()).await.unwrap();
     assert_eq!(replayed.status, 200);
     let replayed = replayed.json();
     assert_eq!((&replayed["matched"], &replayed["results"][0]["status"]), (&json!(1), &json!("PROCESSED")));
-    let path = format!("/api/dlt-messages/{}", letter["id"].as_str().unwrap());
+    let path = format!("/api/dlt-messages/{}", dead_letter["id"].as_str().unwrap());
     let detail = server.api.get(&path).await.unwrap().json();
     let history = detail["history"].as_array().unwrap();
     let triggers: Vec<_> = history.iter().map(|attempt| attempt["trigger"].as_str().unwrap()).collect();
@@ -131,7 +131,7 @@ async fn an_exhausted_letter_is_replayed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_same_event_again_is_stored_once() {
+async fn publishing_the_same_event_again_stores_it_once() {
     let installation = Installation::new(&[]);
     let server = installation.start().await;
     let subscriber = Subscriber::start().await;
@@ -155,7 +155,7 @@ async fn the_same_event_again_is_stored_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stop_finishes_what_is_on_the_wire_and_the_next_start_goes_on() {
+async fn a_stop_finishes_requests_in_flight_and_the_next_start_delivers_the_rest() {
     let installation = Installation::new(&[("DELIVERY__CONCURRENCY", "4")]);
     let server = installation.start().await;
     let subscriber = Subscriber::start().await;
@@ -170,8 +170,8 @@ async fn a_stop_finishes_what_is_on_the_wire_and_the_next_start_goes_on() {
     let status = server.terminate().await;
     assert!(status.success(), "{status}: {}", installation.log());
     let before = subscriber.arrivals().len();
-    assert_eq!(subscriber.answered(), before as u64, "every request that was begun was answered");
-    assert!(before < 40, "the stop came too late to show anything");
+    assert_eq!(subscriber.answered(), before as u64, "every request that was sent got its response");
+    assert!(before < 40, "the stop came after the last delivery");
 
     let server = installation.start().await;
     subscriber.wait_until("all events", |arrivals| arrivals.len() >= 40).await;

@@ -1,4 +1,4 @@
-//! What an operator sees: pages, traces, depths and lag.
+//! What the API shows to operators: pages, traces, depths and lag.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::subscriber::Subscriber;
 const ONE_REQUEST: [(&str, &str); 3] =
     [("DELIVERY__MAX_RETRY", "0"), ("DLT__MAX_RETRY", "0"), ("DLT__RETRY_INTERVAL", "1ms")];
 
-async fn letters(server: &Server, count: usize) -> Value {
+async fn wait_for_dead_letters(server: &Server, count: usize) -> Value {
     until("the dead letters", async || {
         let page = server.api.get("/api/dlt-messages?status=all&size=500").await.unwrap().json();
         (items(&page).len() == count).then_some(page)
@@ -22,17 +22,17 @@ async fn letters(server: &Server, count: usize) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_retry_is_scheduled_where_none_is_configured_and_the_trace_shows_the_dead_letter() {
+async fn without_configured_retries_none_is_scheduled_and_the_trace_shows_the_dead_letter() {
     let installation = Installation::new(&ONE_REQUEST);
     let server = installation.start().await;
     let subscriber = Subscriber::start().await;
     subscriber.answer(StatusCode::INTERNAL_SERVER_ERROR);
     server.api.subscribe("t", "billing", &subscriber.endpoint()).await;
     let mut ids = Vec::new();
-    // Each goes through the whole pipeline, far longer than the interval after which its predecessor would be retried.
+    // Each event passes the whole pipeline. This takes far longer than the interval until a retry of the previous one.
     for count in 1..=5 {
         ids.push(server.api.publish("t", "1").await);
-        letters(&server, count).await;
+        wait_for_dead_letters(&server, count).await;
     }
     assert_eq!(subscriber.arrivals().len(), 5, "one request for each");
     let state = async |id: &str| {
@@ -41,9 +41,9 @@ async fn no_retry_is_scheduled_where_none_is_configured_and_the_trace_shows_the_
     };
     assert_eq!(state(&ids[0]).await, "DEAD_LETTERED");
     subscriber.answer(StatusCode::OK);
-    let page = letters(&server, 5).await;
-    let letter = items(&page).iter().find(|letter| letter["messageId"] == ids[0].as_str()).unwrap();
-    let replay = json!({ "ids": [letter["id"]] }).to_string();
+    let page = wait_for_dead_letters(&server, 5).await;
+    let dead_letter = items(&page).iter().find(|dead_letter| dead_letter["messageId"] == ids[0].as_str()).unwrap();
+    let replay = json!({ "ids": [dead_letter["id"]] }).to_string();
     let replayed = server.api.post("/api/replay?wait=30", replay).await.unwrap().json();
     assert_eq!(replayed["results"][0]["status"], "PROCESSED", "{replayed}");
     assert_eq!(state(&ids[0]).await, "DONE");
@@ -57,7 +57,7 @@ async fn no_retry_is_scheduled_where_none_is_configured_and_the_trace_shows_the_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cursors_lead_through_a_list_that_grows() {
+async fn cursors_page_through_a_whole_list() {
     let installation = Installation::new(&ONE_REQUEST);
     let server = installation.start().await;
     let subscriber = Subscriber::start().await;
@@ -66,8 +66,9 @@ async fn cursors_lead_through_a_list_that_grows() {
     for _ in 0..7 {
         server.api.publish("t", "1").await;
     }
-    let all = letters(&server, 7).await;
-    let all: BTreeSet<String> = items(&all).iter().map(|letter| letter["id"].as_str().unwrap().to_owned()).collect();
+    let all = wait_for_dead_letters(&server, 7).await;
+    let all: BTreeSet<String> =
+        items(&all).iter().map(|dead_letter| dead_letter["id"].as_str().unwrap().to_owned()).collect();
     for sort in ["createdAt", "-createdAt", "updatedAt", "-retryCount"] {
         let (mut seen, mut cursor) = (Vec::new(), None::<String>);
         for page in 0.. {
@@ -76,7 +77,7 @@ async fn cursors_lead_through_a_list_that_grows() {
             let answer = server.api.get(&path).await.unwrap();
             assert_eq!(answer.status, 200, "{path}: {}", answer.text);
             let answer = answer.json();
-            seen.extend(items(&answer).iter().map(|letter| letter["id"].as_str().unwrap().to_owned()));
+            seen.extend(items(&answer).iter().map(|dead_letter| dead_letter["id"].as_str().unwrap().to_owned()));
             cursor = answer["nextCursor"].as_str().map(str::to_owned);
             assert_eq!(cursor.is_some(), page < 2, "{sort}, page {page}: {answer}");
             if cursor.is_none() {
@@ -107,7 +108,7 @@ async fn cursors_lead_through_a_list_that_grows() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_lag_of_a_relay_rises_while_something_waits_and_falls_back() {
+async fn the_lag_of_a_relay_rises_while_a_delivery_waits_and_falls_to_zero() {
     let installation = Installation::new(&[("DELIVERY__TIMEOUT", "30s")]);
     let server = installation.start().await;
     let subscriber = Subscriber::start().await;

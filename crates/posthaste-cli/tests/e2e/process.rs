@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::api::Api;
 
-/// A folder with a database, and the server that runs on it from time to time.
+/// A folder with a database. A test can start and stop servers on it.
 pub struct Installation {
     pub folder: TempDir,
     address: SocketAddr,
@@ -22,9 +22,9 @@ pub struct Server {
 }
 
 impl Installation {
-    /// `settings` are environment variables without their `POSTHASTE__`.
+    /// `settings` are environment variables without the prefix `POSTHASTE__`.
     pub fn new(settings: &[(&str, &str)]) -> Self {
-        // The port stays the same over restarts, so that clients need not be told.
+        // The port stays the same after a restart, so that clients can keep the address.
         let probe = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = probe.local_addr().expect("an address");
         let settings = settings.iter().map(|(key, value)| (format!("POSTHASTE__{key}"), (*value).to_owned()));
@@ -46,7 +46,7 @@ impl Installation {
 
     /// Starts the server so that none of its files can grow beyond this many blocks of 512 bytes, as on a full disk.
     pub async fn start_on_a_small_disk(&self, blocks: u32) -> Server {
-        // The signal would end the process; without it the write fails.
+        // Ignore SIGXFSZ, which would end the process: then the write fails instead.
         let limited = format!("trap '' XFSZ; ulimit -f {blocks}; exec {} \"$@\"", env!("CARGO_BIN_EXE_posthaste"));
         let mut shell = Command::new("sh");
         shell.args(["-c", &limited, "sh"]);
@@ -69,7 +69,7 @@ impl Installation {
             if let Some(status) = server.child.try_wait().expect("a child") {
                 panic!("the server ended with {status}: {}", self.log());
             }
-            // Its own child answers: the port was free, and the process still runs.
+            // The response comes from this child: the port was free, and the child still runs.
             if server.api.get("/readyz").await.is_ok_and(|answer| answer.status == 200) {
                 return server;
             }
@@ -89,13 +89,13 @@ fn log_file(folder: &Path) -> Stdio {
 }
 
 impl Server {
-    /// As a machine that loses power would end it.
+    /// Ends the server with SIGKILL, as a crash would.
     pub fn kill(mut self) {
         self.child.kill().expect("it runs");
         self.child.wait().expect("it ends");
     }
 
-    /// As an orchestrator would end it.
+    /// Ends the server with SIGTERM, as an orchestrator would.
     pub async fn terminate(mut self) -> ExitStatus {
         let pid = self.child.id().to_string();
         let sent = Command::new("kill").args(["-TERM", &pid]).status().expect("kill runs");
@@ -106,25 +106,25 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Ended already, or ended by a failing test.
+        // An error means that the server has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Asks until the answer is what is waited for.
-pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+/// Calls `poll` until it returns a value, and returns that value. `what` describes the expected state.
+pub async fn until<T>(what: &str, mut poll: impl AsyncFnMut() -> Option<T>) -> T {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
-        if let Some(found) = look().await {
+        if let Some(found) = poll().await {
             return found;
         }
-        assert!(Instant::now() < end, "waited in vain: {what}");
+        assert!(Instant::now() < end, "timed out waiting for: {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
-/// The items of a list answer.
+/// The items of a list response.
 pub fn items(answer: &Value) -> &Vec<Value> {
     answer["items"].as_array().expect("items")
 }

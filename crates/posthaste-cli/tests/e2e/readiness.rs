@@ -3,7 +3,7 @@ use serde_json::json;
 use crate::process::{Installation, until};
 
 #[tokio::test]
-async fn a_server_that_is_ready_names_its_parts() {
+async fn a_ready_server_lists_its_parts() {
     let installation = Installation::new(&[]);
     let server = installation.start().await;
     let answer = server.api.get("/readyz").await.unwrap();
@@ -15,7 +15,7 @@ async fn a_server_that_is_ready_names_its_parts() {
 }
 
 #[tokio::test]
-async fn a_full_disk_makes_readiness_fail_and_names_the_database() {
+async fn a_full_disk_makes_the_database_unready() {
     let installation = Installation::new(&[]);
     let server = installation.start_on_a_small_disk(4_096).await;
     let event = json!({ "eventType": "order.placed", "sourceService": "e2e", "payload": "x".repeat(64 * 1024) });

@@ -1,4 +1,4 @@
-//! What is secret of a subscription is sealed in every file and masked in every answer.
+//! The secrets of a subscription are encrypted in every file and masked in every response.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ const TOKEN: &str = "s3cret-in-the-query";
 const KEY: &str = "s3cret-in-a-header";
 const PASSWORD: &str = "s3cret-as-a-password";
 
-/// Asserts that a text repeats no secret.
+/// Asserts that a text contains no secret.
 #[track_caller]
 fn is_clean(what: &str, text: &str) {
     for secret in [TOKEN, KEY, PASSWORD] {
@@ -28,12 +28,12 @@ async fn subscribe(server: &Server, endpoint: &str) -> Value {
     });
     let made = server.api.post("/api/subscriptions", subscription.to_string()).await.unwrap();
     assert_eq!(made.status, 201, "{}", made.text);
-    is_clean("the answer to the creation", &made.text);
+    is_clean("the response to the creation", &made.text);
     made.json()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn secrets_are_sealed_in_files_and_masked_in_answers() {
+async fn secrets_are_encrypted_in_files_and_masked_in_responses() {
     let installation = Installation::new(&[("DELIVERY__MAX_RETRY", "0"), ("TELEMETRY__LOG", "debug")]);
     let server = installation.start().await;
     let subscriber = Subscriber::start().await;
@@ -49,7 +49,7 @@ async fn secrets_are_sealed_in_files_and_masked_in_answers() {
     assert_eq!(arrival.uri.query(), Some(format!("token={TOKEN}&v=1").as_str()));
     assert_eq!(arrival.headers["x-api-key"], KEY);
     assert_eq!(arrival.headers["x-team"], "blue");
-    let letter = until("the letter", async || {
+    let dead_letter = until("the dead letter", async || {
         let page = server.api.get("/api/dlt-messages?status=all").await.unwrap().json();
         page["items"][0]["id"].as_str().map(str::to_owned)
     })
@@ -59,7 +59,7 @@ async fn secrets_are_sealed_in_files_and_masked_in_answers() {
         "/api/subscriptions",
         &format!("/api/subscriptions/{subscription}"),
         "/api/dlt-messages?status=all",
-        &format!("/api/dlt-messages/{letter}"),
+        &format!("/api/dlt-messages/{dead_letter}"),
         &format!("/api/events/{id}"),
         "/metrics",
         "/readyz",
@@ -75,7 +75,7 @@ async fn secrets_are_sealed_in_files_and_masked_in_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn masked_values_sent_back_keep_the_stored_ones() {
+async fn an_update_with_masked_values_keeps_the_stored_ones() {
     let installation = Installation::new(&[]);
     let server = installation.start().await;
     let subscriber = Subscriber::start().await;
@@ -91,7 +91,7 @@ async fn masked_values_sent_back_keep_the_stored_ones() {
     };
     let changed = put(json!({ "headers": { "x-api-key": "***", "x-new": "n" }, "timeout": "2s" })).await;
     assert_eq!(changed.status, 200, "{}", changed.text);
-    is_clean("the answer to the change", &changed.text);
+    is_clean("the response to the change", &changed.text);
     server.api.publish("t", "1").await;
     let arrival = subscriber.wait_for(1).await.remove(0);
     assert_eq!(arrival.uri.query(), Some(format!("token={TOKEN}").as_str()));
@@ -100,7 +100,7 @@ async fn masked_values_sent_back_keep_the_stored_ones() {
     assert!(arrival.headers["authorization"].to_str().unwrap().starts_with("Basic "));
     assert!(!arrival.headers.contains_key("x-team"), "it was left out");
 
-    // A masked value names no value elsewhere.
+    // A masked value is refused for another endpoint, header or subscription, which has no stored value.
     let elsewhere = put(json!({ "endpoint": "http://127.0.0.1:1/hook?token=***" })).await;
     assert_eq!((elsewhere.status, &elsewhere.json()["errors"][0]["field"]), (400, &json!("endpoint")));
     let unknown = put(json!({ "headers": { "x-other": "***" } })).await;

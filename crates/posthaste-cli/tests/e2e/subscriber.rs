@@ -12,7 +12,7 @@ use axum::routing::post;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-/// Somebody's endpoint: remembers every request, and answers as it is told.
+/// The endpoint of a subscriber. Remembers every request and responds with the status that the test sets.
 #[derive(Clone)]
 pub struct Subscriber(Arc<Inner>);
 
@@ -36,14 +36,14 @@ pub struct Arrival {
 }
 
 impl Subscriber {
-    /// One that listens.
+    /// Starts a subscriber that listens.
     pub async fn start() -> Self {
         let subscriber = Self::down();
         subscriber.come_up().await;
         subscriber
     }
 
-    /// One with an address at which nobody listens yet.
+    /// A subscriber that has an address but does not listen until `come_up`.
     pub fn down() -> Self {
         let probe = std::net::TcpListener::bind("127.0.0.1:0").expect("a free port");
         Self(Arc::new(Inner {
@@ -76,7 +76,7 @@ impl Subscriber {
         self.0.answers_after.store(wait.as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// How many requests were answered to the end.
+    /// How many requests got a response.
     pub fn answered(&self) -> u64 {
         self.0.answered.load(Ordering::Relaxed)
     }
@@ -93,7 +93,7 @@ impl Subscriber {
         counts
     }
 
-    /// Waits until `enough` says so of the arrivals.
+    /// Waits until `enough` returns true for the arrivals.
     pub async fn wait_until(&self, what: &str, enough: impl Fn(&[Arrival]) -> bool) {
         let waiting = async {
             loop {
@@ -105,7 +105,7 @@ impl Subscriber {
             }
         };
         let done = tokio::time::timeout(Duration::from_secs(60), waiting).await;
-        assert!(done.is_ok(), "waited in vain for {what}: {} arrived", self.arrivals().len());
+        assert!(done.is_ok(), "timed out waiting for {what}: {} arrived", self.arrivals().len());
     }
 
     pub async fn wait_for(&self, count: usize) -> Vec<Arrival> {
