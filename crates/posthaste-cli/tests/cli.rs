@@ -279,7 +279,7 @@ fn without_a_server_the_hint_is_to_start_one() {
 }
 
 #[test]
-fn what_is_published_reaches_whoever_subscribed() {
+fn a_published_event_reaches_every_matching_subscription() {
     let place = Place::new();
     let server = place.serve();
     let run = |arguments: &[&str]| place.run(&[&["--server", &server.url], arguments].concat());

@@ -17,10 +17,10 @@ use crate::relays::Relays;
 use crate::settings::Settings;
 use crate::topics::TopicNames;
 
-/// One relay per event type, from the outbox table to the topic of that type. A new type makes its channel.
+/// One relay per event type, from the outbox table to the topic of that type. A new type gets a new channel.
 ///
-/// Which type owns which topic is recorded in the database, in the transaction of the type's first event. This process only
-/// starts the relays of recorded types.
+/// Which type owns which topic is recorded in the database, in the transaction of the type's first event. This process
+/// only starts the relays of recorded types.
 #[derive(Clone)]
 pub struct Channels(Arc<Inner>);
 
@@ -33,7 +33,7 @@ struct Inner {
     settings: Settings,
     /// Event types whose relay runs.
     open: Mutex<HashSet<String>>,
-    /// Event types without a channel whose rows go dead.
+    /// Event types without a channel, whose rows become dead.
     refused: Mutex<HashSet<String>>,
     /// Event types that had due rows when the outbox was last searched.
     due: Mutex<HashSet<String>>,
@@ -50,15 +50,15 @@ pub(crate) fn relay_name(event_type: &str) -> String {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChannelError {
-    #[error("event type {refused:?} is not 1 to 128 characters of A-Z a-z 0-9 . _ -, and so no topic's name")]
+    #[error(
+        "event type {refused:?} is not 1 to 128 characters of A-Z a-z 0-9 . _ -, so it cannot be part of a topic name"
+    )]
     BadName { refused: String },
     #[error(
         "event type {refused:?} differs from {existing:?} only in '.' and '_', which topic names cannot tell apart"
     )]
     Collision { refused: String, existing: String },
-    #[error(
-        "event type {refused:?} would be channel number {limit} plus one: raise bus.max_channels or use known types"
-    )]
+    #[error("event type {refused:?} exceeds the limit of {limit} channels: raise bus.max_channels or use known types")]
     TooMany { refused: String, limit: usize },
 }
 
@@ -125,7 +125,7 @@ impl Channels {
         })
     }
 
-    /// Opens all channels that earlier starts recorded.
+    /// Opens all channels that are recorded in the database.
     pub(crate) async fn open_recorded(&self) -> Result<(), StoreError> {
         for event_type in self.0.store.load().await? {
             self.open(&event_type);
@@ -133,7 +133,7 @@ impl Channels {
         Ok(())
     }
 
-    /// Starts the relay of a type whose channel is recorded, unless it runs.
+    /// Starts the relay of a type whose channel is recorded, unless the relay runs already.
     fn open(&self, event_type: &str) {
         if lock(&self.0.open).insert(event_type.to_owned()) {
             let inner = &self.0;
@@ -149,8 +149,9 @@ impl Channels {
             chunk: outbox.batch_size,
             batch: outbox.batch_size,
             max_in_flight: 2 * outbox.batch_size,
-            // One query for all channels finds rows of other programs, so a channel need not poll. It does so once in a while,
-            // in case a wake-up is lost; a thousand idle channels must not cost CPU.
+            // `discover` finds rows of other programs with one query for all channels, and wakes their relays. A relay
+            // polls only in case a wake-up is lost. The interval is long, because a thousand idle channels must not use
+            // CPU.
             poll_interval: Duration::from_secs(15 * 60),
             retry: RetryPolicy::Exponential {
                 base: outbox.backoff_base,
@@ -184,7 +185,7 @@ impl Channels {
         let stopping = self.0.relays.stopping().clone();
         loop {
             if let Err(error) = self.search().await {
-                tracing::warn!(error = error.chain(), "the outbox could not be searched for rows of other programs");
+                tracing::warn!(error = error.chain(), "failed to search the outbox for rows of other programs");
             }
             tokio::select! {
                 biased;
@@ -220,19 +221,20 @@ impl Channels {
         Ok(())
     }
 
-    /// The rows of a type that can have no channel go dead with the reason, where an operator sees and replays them.
+    /// Starts a relay that makes the rows of a refused type dead, with the reason. Operators see such rows and can
+    /// replay them.
     fn refuse(&self, event_type: &str, error: ChannelError) {
         let mut refused = lock(&self.0.refused);
         if refused.len() >= self.0.settings.bus.max_channels {
-            return tracing::error!(%error, "rows of this type wait in the outbox: there are too many such types");
+            return tracing::error!(%error, "rows of this type stay in the outbox: too many event types are refused");
         }
-        tracing::error!(%error, "rows of this type in the outbox go dead");
+        tracing::error!(%error, "event type refused: its outbox rows become dead");
         refused.insert(event_type.to_owned());
         self.run(event_type, RefusingSink(error));
     }
 }
 
-/// Gives up on events whose type has no channel.
+/// Makes events dead whose type has no channel.
 struct RefusingSink(ChannelError);
 
 #[async_trait]
@@ -262,7 +264,9 @@ impl Sink for TopicSink {
         for (delivery, answer) in batch.into_iter().zip(answers) {
             delivery.report(match answer {
                 Ok(()) => Outcome::Delivered,
-                Err(error) => Outcome::Failed(Failure::outage("bus", "the bus did not take it").cause(error.chain())),
+                Err(error) => {
+                    Outcome::Failed(Failure::outage("bus", "the bus did not accept the event").cause(error.chain()))
+                }
             });
         }
     }

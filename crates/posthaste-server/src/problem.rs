@@ -54,7 +54,7 @@ impl Code {
         Self::Stopping,
     ];
 
-    /// The code as it is sent.
+    /// The code in responses.
     pub fn as_str(self) -> &'static str {
         self.parts().0
     }
@@ -126,7 +126,7 @@ impl IntoResponse for Answer {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(Problem::CONTENT_TYPE));
         if matches!(status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT) {
-            // The rest of the body is not read, so nothing else can follow on this connection.
+            // The rest of the body is not read, so the connection cannot be used again.
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         if status == StatusCode::SERVICE_UNAVAILABLE {
@@ -156,7 +156,7 @@ impl From<&StoreError> for Answer {
                               made before you repeat it";
                 Self::of(Code::CommitUnknown, detail)
             }
-            FaultKind::Permanent => Self::of(Code::Internal, "the server's log says more"),
+            FaultKind::Permanent => Self::of(Code::Internal, "see the log of the server"),
         }
     }
 }

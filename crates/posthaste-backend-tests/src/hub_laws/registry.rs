@@ -40,7 +40,7 @@ fn subscription(definition_id: &str, subscriber_id: &str) -> SubscriptionFields 
 async fn create(registry: &Arc<dyn Registry>, fields: SubscriptionFields) -> Subscription {
     match registry.create_subscription(&new_id(), fields).await.unwrap() {
         Created::New(subscription) => subscription,
-        Created::Existing(subscription) => panic!("it was there before: {subscription:?}"),
+        Created::Existing(subscription) => panic!("it existed before: {subscription:?}"),
     }
 }
 
@@ -133,7 +133,7 @@ fn new_id() -> String {
 }
 
 /// The same subscriber, definition, address and tenant are the same subscription.
-pub async fn the_same_subscription_again_answers_with_the_one_that_is_there(harness: &impl HubHarness) {
+pub async fn creating_the_same_subscription_again_returns_the_existing_one(harness: &impl HubHarness) {
     let registry = harness.open(options()).await.registry;
     let placed = registry.create_definition(definition("placed")).await.unwrap();
     let first = create(&registry, subscription(&placed.id, "billing")).await;
@@ -151,8 +151,8 @@ pub async fn the_same_subscription_again_answers_with_the_one_that_is_there(harn
     assert_eq!(registry.subscriptions(&SubscriptionFilter::default(), ALL).await.unwrap().total, 4);
 }
 
-/// Lists are in the order of creation, and a page that begins behind an id has what was created after it.
-pub async fn a_page_goes_on_behind_an_id(harness: &impl HubHarness) {
+/// Lists are in the order of creation. A page after an id has the entries that were created after it.
+pub async fn a_page_continues_after_an_id(harness: &impl HubHarness) {
     let registry = harness.open(options()).await.registry;
     let mut made = Vec::new();
     for number in 0..5 {
@@ -165,7 +165,7 @@ pub async fn a_page_goes_on_behind_an_id(harness: &impl HubHarness) {
     assert_eq!((&second.items[..], second.total, second.has_more), (&made[3..], 5, false));
 }
 
-/// Without the key nothing that was sealed can be read, so a new key must not be made silently.
+/// Sealed credentials cannot be read without the key, so a new key must not be made silently.
 pub async fn sealed_credentials_are_remembered(harness: &impl HubHarness) {
     let registry = harness.open(options()).await.registry;
     let placed = registry.create_definition(definition("placed")).await.unwrap();

@@ -1,4 +1,4 @@
-//! What the connections of one file are for.
+//! The use of the connections of one file.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use sqlx::sqlite::{Sqlite, SqlitePool};
 
 use crate::support::{File, LEASE, event, outbox};
 
-/// Every connection of the pool, so that nobody else gets one.
+/// Acquires every connection of the pool, so that no other task gets one.
 async fn all_of(pool: &SqlitePool) -> Vec<sqlx::pool::PoolConnection<Sqlite>> {
     let mut held = Vec::new();
     for _ in 0..pool.options().get_max_connections() {
@@ -26,7 +26,7 @@ async fn all_of(pool: &SqlitePool) -> Vec<sqlx::pool::PoolConnection<Sqlite>> {
 }
 
 #[tokio::test]
-async fn what_people_ask_and_what_moves_events_do_not_wait_for_each_other() {
+async fn operator_queries_and_claims_use_separate_connections() {
     let file = File::new();
     let database = file.open().await;
     database.migrate_hub().await.unwrap();
@@ -49,7 +49,7 @@ async fn what_people_ask_and_what_moves_events_do_not_wait_for_each_other() {
         assert_eq!(source.claim(1).await.unwrap().items.len(), 1);
         assert_eq!(registry.version().await.unwrap(), registry.load_active().await.unwrap().0);
     };
-    tokio::time::timeout(Duration::from_secs(20), pipeline).await.expect("the pipeline waits for people");
+    tokio::time::timeout(Duration::from_secs(20), pipeline).await.expect("the pipeline waits for operator queries");
     drop(asked);
 
     let _moving = all_of(database.readers()).await;
@@ -68,11 +68,11 @@ async fn what_people_ask_and_what_moves_events_do_not_wait_for_each_other() {
         assert!(registry.subscription("nobody").await.unwrap().is_none());
         assert!(outbox.store().find("1").await.unwrap().is_some());
     };
-    tokio::time::timeout(Duration::from_secs(20), people).await.expect("people wait for the pipeline");
+    tokio::time::timeout(Duration::from_secs(20), people).await.expect("operator queries wait for the pipeline");
 }
 
 #[tokio::test]
-async fn a_check_says_whether_something_could_be_written() {
+async fn a_check_fails_if_the_database_cannot_be_written_to() {
     let file = File::new();
     let database = file.open().await;
     database.check().await.unwrap();
