@@ -12,7 +12,7 @@ use posthaste_core::{
 use tokio::time::sleep;
 
 use crate::envelope;
-use crate::ingest::{Answers, StoreEvents};
+use crate::ingest::{StoreEvents, StoreResults};
 use crate::relays::Relays;
 use crate::settings::Settings;
 use crate::topics::TopicNames;
@@ -96,7 +96,7 @@ impl Channels {
     }
 
     /// Stores events whose types were checked by [`check_name`](Self::check_name), and wakes their channels.
-    pub(crate) async fn store(&self, events: Vec<Arc<Event>>, atomic: bool) -> Result<Answers, StoreError> {
+    pub(crate) async fn store(&self, events: Vec<Arc<Event>>, atomic: bool) -> Result<StoreResults, StoreError> {
         let stored = self.0.store.ingest(events.clone(), atomic).await;
         let admissions = stored.inspect_err(|error| {
             if error.kind() != FaultKind::Permanent {
@@ -110,11 +110,11 @@ impl Channels {
             self.open(event_type);
             self.0.outbox.wake(event_type);
         }
-        let answer = |(event, admission): (&Arc<Event>, Admission)| match admission {
+        let result = |(event, admission): (&Arc<Event>, Admission)| match admission {
             Admission::Ingested(ingested) => Ok(ingested),
             Admission::Refused(refusal) => Err(ChannelError::of(event.event_type(), refusal)),
         };
-        Ok(events.iter().zip(admissions).map(answer).collect())
+        Ok(events.iter().zip(admissions).map(result).collect())
     }
 
     /// [`store`](Self::store), for the ingest.
@@ -208,9 +208,9 @@ impl Channels {
             }
         }
         if !named.is_empty() {
-            let answers = self.0.store.record(named.clone()).await?;
-            for (event_type, answer) in named.iter().zip(answers) {
-                match answer {
+            let results = self.0.store.record(named.clone()).await?;
+            for (event_type, result) in named.iter().zip(results) {
+                match result {
                     Ok(()) => self.open(event_type),
                     Err(refusal) => self.refuse(event_type, ChannelError::of(event_type, refusal)),
                 }
@@ -260,9 +260,9 @@ impl Sink for TopicSink {
     async fn deliver(&self, batch: Vec<Delivery<OutboxItem>>) {
         let records =
             batch.iter().map(|delivery| envelope::event_record(self.topic.clone(), delivery.item())).collect();
-        let answers = self.bus.publish(records).await;
-        for (delivery, answer) in batch.into_iter().zip(answers) {
-            delivery.report(match answer {
+        let results = self.bus.publish(records).await;
+        for (delivery, result) in batch.into_iter().zip(results) {
+            delivery.report(match result {
                 Ok(()) => Outcome::Delivered,
                 Err(error) => {
                     Outcome::Failed(Failure::outage("bus", "the bus did not accept the event").cause(error.chain()))

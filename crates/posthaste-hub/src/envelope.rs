@@ -150,7 +150,7 @@ pub(crate) fn dead_letter(
 pub(crate) fn new_dead_letter(message: &OutboxEvent, settings: &DltSettings) -> NewDeadLetter {
     let event = message.event.clone().unwrap_or_default();
     let failure = message.failure.clone().unwrap_or_default();
-    let asked = failure.retry_after.and_then(|wait| Duration::try_from(wait).ok()).unwrap_or_default();
+    let requested = failure.retry_after.and_then(|wait| Duration::try_from(wait).ok()).unwrap_or_default();
     NewDeadLetter {
         fields: DeadLetterFields {
             delivery_id: message.delivery_id.clone(),
@@ -169,7 +169,7 @@ pub(crate) fn new_dead_letter(message: &OutboxEvent, settings: &DltSettings) -> 
         error: failure.message,
         error_code: failure.code,
         error_cause: failure.cause,
-        first_delay: (settings.max_retry > 0 || failure.attempts == 0).then(|| settings.retry_interval.max(asked)),
+        first_delay: (settings.max_retry > 0 || failure.attempts == 0).then(|| settings.retry_interval.max(requested)),
     }
 }
 

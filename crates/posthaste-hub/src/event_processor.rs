@@ -38,7 +38,7 @@ struct Addressed {
 struct Published {
     event: usize,
     subscription: Arc<ActiveSubscription>,
-    answer: Result<(), Arc<StoreError>>,
+    result: Result<(), Arc<StoreError>>,
 }
 
 impl FanOut {
@@ -67,7 +67,7 @@ impl FanOut {
 
     /// Remembers the deliveries that a partly failed publish has published: the next attempt publishes only the rest.
     fn remember(&self, events: &[Arc<EventHubEvent>], published: &[Published], failures: &HashMap<usize, Failure>) {
-        let is_kept = |one: &&Published| one.answer.is_ok() && failures.contains_key(&one.event);
+        let is_kept = |one: &&Published| one.result.is_ok() && failures.contains_key(&one.event);
         for one in published.iter().filter(is_kept) {
             let event_id = events[one.event].event_id.clone();
             lock(&self.sent).entry(event_id).or_default().insert(one.subscription.subscription.id.clone());
@@ -90,9 +90,9 @@ async fn publish_in_parts(bus: &dyn Bus, mut deliveries: impl Iterator<Item = Ad
             records.push(record);
             next = deliveries.next();
         }
-        let answers = bus.publish(records).await;
-        let with_answer = |((event, subscription), answer)| Published { event, subscription, answer };
-        published.extend(owners.into_iter().zip(answers).map(with_answer));
+        let results = bus.publish(records).await;
+        let with_result = |((event, subscription), result)| Published { event, subscription, result };
+        published.extend(owners.into_iter().zip(results).map(with_result));
     }
     published
 }
@@ -121,7 +121,7 @@ impl Sink for FanOut {
 
         let mut failures: HashMap<usize, Failure> = HashMap::new();
         for one in &published {
-            if let Err(error) = &one.answer {
+            if let Err(error) = &one.result {
                 let failure = Failure::outage("bus", "the bus did not accept every delivery").cause(error.chain());
                 failures.insert(one.event, failure);
             }

@@ -22,16 +22,16 @@ pub struct Ingest {
 }
 
 /// One result per event, in the order of the events.
-pub(crate) type Answers = Vec<Result<Ingested, ChannelError>>;
+pub(crate) type StoreResults = Vec<Result<Ingested, ChannelError>>;
 
 /// Stores events and returns after the commit. If the second argument is true, it stores all events or none.
 pub(crate) type StoreEvents =
-    Arc<dyn Fn(Vec<Arc<Event>>, bool) -> BoxFuture<'static, Result<Answers, StoreError>> + Send + Sync>;
+    Arc<dyn Fn(Vec<Arc<Event>>, bool) -> BoxFuture<'static, Result<StoreResults, StoreError>> + Send + Sync>;
 
 struct Request {
     events: Vec<Arc<Event>>,
     atomic: bool,
-    reply: oneshot::Sender<Result<Answers, Arc<StoreError>>>,
+    reply: oneshot::Sender<Result<StoreResults, Arc<StoreError>>>,
 }
 
 /// The result for one event of a request.
@@ -68,25 +68,25 @@ impl Ingest {
 
     /// Stores events. Returns the results in the order of the events. An `atomic` request stores all events or none.
     pub async fn publish(&self, events: Vec<Event>, atomic: bool) -> Result<Vec<Accepted>, IngestError> {
-        let mut answers: Vec<Option<Accepted>> = Vec::with_capacity(events.len());
+        let mut results: Vec<Option<Accepted>> = Vec::with_capacity(events.len());
         let mut named = Vec::with_capacity(events.len());
         for event in events {
             match Channels::check_name(event.event_type()) {
                 Ok(()) => {
                     named.push(Arc::new(event));
-                    answers.push(None);
+                    results.push(None);
                 }
-                Err(error) => answers.push(Some(Accepted::Refused(error))),
+                Err(error) => results.push(Some(Accepted::Refused(error))),
             }
         }
-        let withheld = atomic && named.len() < answers.len();
+        let withheld = atomic && named.len() < results.len();
         let mut stored = match named.is_empty() || withheld {
             true => Vec::new(),
             false => self.store(named, atomic).await?,
         }
         .into_iter();
-        let answer_of = |answer: Option<Accepted>| {
-            answer.unwrap_or_else(|| match stored.next() {
+        let result_of = |result: Option<Accepted>| {
+            result.unwrap_or_else(|| match stored.next() {
                 Some(Ok(Ingested::Stored)) => Accepted::Stored,
                 Some(Ok(Ingested::Known)) => Accepted::Known,
                 Some(Ok(Ingested::Conflict)) => Accepted::Conflict,
@@ -94,14 +94,14 @@ impl Ingest {
                 Some(Err(error)) => Accepted::Refused(error),
             })
         };
-        Ok(answers.into_iter().map(answer_of).collect())
+        Ok(results.into_iter().map(result_of).collect())
     }
 
-    async fn store(&self, events: Vec<Arc<Event>>, atomic: bool) -> Result<Answers, IngestError> {
-        let (reply, answer) = oneshot::channel();
+    async fn store(&self, events: Vec<Arc<Event>>, atomic: bool) -> Result<StoreResults, IngestError> {
+        let (reply, result) = oneshot::channel();
         let request = Request { events, atomic, reply };
         self.requests.send(request).await.map_err(|_| IngestError::Stopping)?;
-        match answer.await {
+        match result.await {
             Ok(stored) => stored.map_err(IngestError::Store),
             // The ingest task failed while it had the request.
             Err(lost) => {
@@ -146,12 +146,12 @@ async fn store_together(store: &StoreEvents, group: Vec<Request>) {
     }
     let events: Vec<_> = group.iter().flat_map(|request| request.events.iter().cloned()).collect();
     match store(events, false).await {
-        Ok(answers) => {
-            let mut answers = answers.into_iter();
+        Ok(results) => {
+            let mut results = results.into_iter();
             for request in group {
-                let answer = answers.by_ref().take(request.events.len()).collect();
+                let result = results.by_ref().take(request.events.len()).collect();
                 // The caller may have stopped waiting. Its events are stored all the same.
-                let _ = request.reply.send(Ok(answer));
+                let _ = request.reply.send(Ok(result));
             }
         }
         // One bad request must not fail the others.

@@ -82,7 +82,7 @@ impl Code {
             Self::TooLarge => ("too_large", 413, "the request is too large"),
             Self::UnsupportedMediaType => ("unsupported_media_type", 415, "unsupported media type"),
             Self::Internal => ("internal", 500, "internal error"),
-            Self::CommitUnknown => ("commit_unknown", 503, "it is not known whether it was stored"),
+            Self::CommitUnknown => ("commit_unknown", 503, "it may or may not be stored"),
             Self::StoreUnavailable => ("store_unavailable", 503, "the database does not answer"),
             Self::Stopping => ("stopping", 503, "the server is stopping"),
         }
@@ -152,8 +152,8 @@ impl From<&StoreError> for Answer {
         match error.kind() {
             FaultKind::Transient => Self::of(Code::StoreUnavailable, "repeat the request in a moment"),
             FaultKind::OutcomeUnknown => {
-                let detail = "repeat an event with the same event id: it is stored once; look whether another change was \
-                              made before you repeat it";
+                let detail = "repeat an event with the same event id: it is stored once; check any other change before \
+                              you repeat it";
                 Self::of(Code::CommitUnknown, detail)
             }
             FaultKind::Permanent => Self::of(Code::Internal, "see the log of the server"),

@@ -56,8 +56,8 @@ fn record(topic: &str, number: u64) -> Record {
 }
 
 async fn publish(log: &Log, records: impl IntoIterator<Item = Record>) {
-    for answer in log.publish(records.into_iter().collect()).await {
-        answer.unwrap();
+    for result in log.publish(records.into_iter().collect()).await {
+        result.unwrap();
     }
 }
 
@@ -290,8 +290,8 @@ async fn a_failing_append_returns_its_error_for_every_record() {
     let log = Log::new(database.clone(), file.options.clone());
     publish(&log, [record("orders", 0)]).await;
     database.close().await;
-    let answers = log.publish(vec![record("orders", 1), record("orders", 2)]).await;
-    assert_eq!(answers.len(), 2);
-    let errors: Vec<_> = answers.into_iter().map(Result::unwrap_err).collect();
+    let results = log.publish(vec![record("orders", 1), record("orders", 2)]).await;
+    assert_eq!(results.len(), 2);
+    let errors: Vec<_> = results.into_iter().map(Result::unwrap_err).collect();
     assert!(Arc::ptr_eq(&errors[0], &errors[1]));
 }

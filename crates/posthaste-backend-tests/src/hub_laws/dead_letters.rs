@@ -158,7 +158,7 @@ pub async fn a_replay_is_one_attempt_beside_the_schedule(harness: &impl HubHarne
     let (store, source) = open(harness).await;
     source.insert(vec![NewDeadLetter { first_delay: Some(LEASE), ..dead_letter("1") }]).await.unwrap();
     let id = store.of_event("event-1").await.unwrap()[0].id.clone();
-    let replay = source.replay(vec![id.clone(), "nobody".to_owned()], Some("fixed".to_owned())).await.unwrap();
+    let replay = source.replay(vec![id.clone(), "unknown".to_owned()], Some("fixed".to_owned())).await.unwrap();
     assert_eq!(replay.matched, 1);
     assert_eq!(source.replay(vec![id.clone()], None).await.unwrap().matched, 0, "it already waits for a replay");
     assert_eq!(store.replay_results(&replay.id).await.unwrap().pending, 1);
@@ -185,7 +185,7 @@ pub async fn a_replay_is_one_attempt_beside_the_schedule(harness: &impl HubHarne
     assert_eq!((done.history.len(), done.history[1].error_code.as_deref()), (2, None));
     assert_eq!(store.replay_results(&again.id).await.unwrap().results[0].status, DeadLetterStatus::Processed);
     assert_eq!(source.replay(vec![id], None).await.unwrap().matched, 0, "it was delivered");
-    assert_eq!(store.replay_results("nobody").await.unwrap(), Default::default());
+    assert_eq!(store.replay_results("unknown").await.unwrap(), Default::default());
 }
 
 /// The success of a scheduled retry is the result of a replay that was requested while the retry was in flight.
@@ -308,7 +308,7 @@ pub async fn lists_are_filtered_and_sorted(harness: &impl HubHarness) {
     assert_eq!((found(span(-23, 1)).await.1, found(span(1, 2)).await.1, found(span(-2, -1)).await.1), (4, 0, 0));
     assert_eq!(found(DeadLetterFilter { q: text("needle"), ..span(-23, 1) }).await.0, "special");
     assert_eq!(found(DeadLetterFilter { q: text("needle"), ..span(-24, 1) }).await.1, 0, "too wide to search payloads");
-    assert!(store.get("nobody").await.unwrap().is_none());
+    assert!(store.get("unknown").await.unwrap().is_none());
 }
 
 /// Pages by cursor show every dead letter once, also when others are inserted meanwhile.

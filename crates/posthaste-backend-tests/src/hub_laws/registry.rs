@@ -64,8 +64,8 @@ pub async fn definitions_are_made_changed_and_removed(harness: &impl HubHarness)
     assert_eq!((changed.version, changed.fields), (2, described.clone()));
     let stale = registry.update_definition(&made.id, described.clone(), Some(1)).await;
     assert!(matches!(stale, Err(RegistryError::Stale { expected: 1, found: 2 })));
-    let nobody = registry.update_definition("nobody", described, None).await;
-    assert!(matches!(nobody, Err(RegistryError::NotFound)));
+    let missing = registry.update_definition("unknown", described, None).await;
+    assert!(matches!(missing, Err(RegistryError::NotFound)));
 
     let page = registry.definitions(PageRequest { after: None, page: 1, size: 1 }).await.unwrap();
     assert_eq!((page.total, page.items), (2, vec![other.clone()]));
@@ -78,7 +78,7 @@ pub async fn definitions_are_made_changed_and_removed(harness: &impl HubHarness)
 /// A subscription always refers to a definition that exists.
 pub async fn subscriptions_are_made_changed_and_removed(harness: &impl HubHarness) {
     let registry = harness.open(options()).await.registry;
-    let orphan = registry.create_subscription(&new_id(), subscription("nobody", "billing")).await;
+    let orphan = registry.create_subscription(&new_id(), subscription("unknown", "billing")).await;
     assert!(matches!(orphan, Err(RegistryError::UnknownDefinition)));
     let placed = registry.create_definition(definition("placed")).await.unwrap();
     let paid = registry.create_definition(definition("paid")).await.unwrap();
@@ -102,7 +102,7 @@ pub async fn subscriptions_are_made_changed_and_removed(harness: &impl HubHarnes
     assert_eq!((changed.version, &changed.fields), (2, &fields));
     let stale = registry.update_subscription(&made.id, fields.clone(), Some(1)).await;
     assert!(matches!(stale, Err(RegistryError::Stale { .. })));
-    fields.definition_id = "nobody".to_owned();
+    fields.definition_id = "unknown".to_owned();
     let orphan = registry.update_subscription(&made.id, fields, None).await;
     assert!(matches!(orphan, Err(RegistryError::UnknownDefinition)));
     registry.delete_subscription(&third.id, None).await.unwrap();
@@ -120,7 +120,7 @@ pub async fn every_change_and_nothing_else_moves_the_version(harness: &impl HubH
     assert_eq!(registry.version().await.unwrap(), 2);
     assert_eq!(registry.load_active().await.unwrap(), (2, vec![(definition.clone(), made.clone())]));
     registry.create_definition(definition.fields.clone()).await.unwrap_err();
-    registry.delete_subscription("nobody", None).await.unwrap_err();
+    registry.delete_subscription("unknown", None).await.unwrap_err();
     assert_eq!(registry.version().await.unwrap(), 2, "a refusal changes nothing");
     let mut inactive = subscription_of();
     inactive.active = false;

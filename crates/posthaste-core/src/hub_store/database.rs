@@ -72,14 +72,14 @@ pub struct Schema {
     pub known: i64,
 }
 
-/// Why a database cannot be used for a hub, and what to do about it.
+/// Why a database cannot be used for a hub.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
     /// The database cannot be reached with this configuration.
     #[error("{problem}")]
     Unreachable {
-        /// What is wrong, and what to do about it.
+        /// The problem and its remedy.
         problem: String,
         /// The error of the database or of the operating system.
         #[source]

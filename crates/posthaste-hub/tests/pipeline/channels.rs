@@ -14,9 +14,9 @@ fn event_of(event_type: &str) -> Event {
 
 /// Publishes an event of this type and expects a refusal, because `owner` owns the topic.
 async fn assert_refused(hub: &Hub, event_type: &str, owner: &str) {
-    let answer = hub.ingest().publish(vec![event_of(event_type)], false).await.unwrap().remove(0);
+    let result = hub.ingest().publish(vec![event_of(event_type)], false).await.unwrap().remove(0);
     let expected = ChannelError::Collision { refused: event_type.to_owned(), existing: owner.to_owned() };
-    assert!(matches!(&answer, Accepted::Refused(error) if *error == expected), "{answer:?}");
+    assert!(matches!(&result, Accepted::Refused(error) if *error == expected), "{result:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -86,14 +86,14 @@ async fn the_limit_of_channels_also_holds_after_a_restart() {
     let mut settings = Settings::default();
     settings.bus.max_channels = 2;
     let hub = open(folder.path(), settings.clone()).await;
-    let answers = hub.ingest().publish(vec![event_of("one"), event_of("two"), event_of("three")], false).await;
-    let answers = answers.unwrap();
-    assert!(matches!(answers[..], [Accepted::Stored, Accepted::Stored, Accepted::Refused(_)]), "{answers:?}");
+    let results = hub.ingest().publish(vec![event_of("one"), event_of("two"), event_of("three")], false).await;
+    let results = results.unwrap();
+    assert!(matches!(results[..], [Accepted::Stored, Accepted::Stored, Accepted::Refused(_)]), "{results:?}");
     hub.stop().await;
     let hub = open(folder.path(), settings).await;
-    let answers = hub.ingest().publish(vec![event_of("three"), event_of("two")], false).await.unwrap();
+    let results = hub.ingest().publish(vec![event_of("three"), event_of("two")], false).await.unwrap();
     let limit = ChannelError::TooMany { refused: "three".to_owned(), limit: 2 };
-    assert!(matches!(&answers[0], Accepted::Refused(error) if *error == limit), "{answers:?}");
-    assert!(matches!(answers[1], Accepted::Stored), "{answers:?}");
+    assert!(matches!(&results[0], Accepted::Refused(error) if *error == limit), "{results:?}");
+    assert!(matches!(results[1], Accepted::Stored), "{results:?}");
     hub.stop().await;
 }

@@ -169,7 +169,7 @@ async fn a_hanging_endpoint_does_not_delay_other_endpoints() {
     let mut settings = Settings::default();
     settings.delivery.concurrency = 4;
     let world = start(settings).await;
-    // It accepts connections and never answers.
+    // An endpoint that accepts connections and never responds.
     let hanging = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let neighbour = Subscriber::default();
     subscribe(&world.hub, "slow", "slow", &format!("http://{}/", hanging.local_addr().unwrap()), None).await;

@@ -62,13 +62,13 @@ impl ChannelStore for ChannelTable {
             Box::pin(async move {
                 let (outbox, owners, event_types) = &*arguments;
                 let mut batch = Batch { connection, outbox, owners: owners.clone() };
-                let answers = batch.record(event_types).await?;
-                Ok((answers, batch.owners))
+                let results = batch.record(event_types).await?;
+                Ok((results, batch.owners))
             })
         });
-        let (answers, owners) = write.await?;
+        let (results, owners) = write.await?;
         self.owners.remember(owners);
-        Ok(answers)
+        Ok(results)
     }
 
     async fn ingest(&self, events: Vec<Arc<Event>>, atomic: bool) -> Result<Vec<Admission>, StoreError> {
@@ -78,16 +78,16 @@ impl ChannelStore for ChannelTable {
             Box::pin(async move {
                 let (outbox, owners, events) = &*arguments;
                 let mut batch = Batch { connection, outbox, owners: owners.clone() };
-                let answers = match atomic {
+                let results = match atomic {
                     true => batch.ingest_atomic(events).await?,
                     false => batch.ingest_each(events).await?,
                 };
-                Ok((answers, batch.owners))
+                Ok((results, batch.owners))
             })
         });
-        let (answers, owners) = write.await?;
+        let (results, owners) = write.await?;
         self.owners.remember(owners);
-        Ok(answers)
+        Ok(results)
     }
 }
 
@@ -101,27 +101,27 @@ struct Batch<'a> {
 impl Batch<'_> {
     async fn record(&mut self, event_types: &[String]) -> Result<Vec<Result<(), Refusal>>, sqlx::Error> {
         self.read_owners().await?;
-        let mut answers = Vec::with_capacity(event_types.len());
+        let mut results = Vec::with_capacity(event_types.len());
         for event_type in event_types {
-            let answer = self.owners.check(event_type);
-            if answer.is_ok() {
+            let result = self.owners.check(event_type);
+            if result.is_ok() {
                 self.record_type(event_type).await?;
             }
-            answers.push(answer);
+            results.push(result);
         }
-        Ok(answers)
+        Ok(results)
     }
 
     async fn ingest_each(&mut self, events: &[Arc<Event>]) -> Result<Vec<Admission>, sqlx::Error> {
         self.read_owners().await?;
-        let mut answers = Vec::with_capacity(events.len());
+        let mut results = Vec::with_capacity(events.len());
         let mut rest = events;
         while !rest.is_empty() {
             let (part, later) = rest.split_at(self.owners.independent(rest));
-            answers.extend(self.store(part, self.owners.refusals(part), false).await?);
+            results.extend(self.store(part, self.owners.refusals(part), false).await?);
             rest = later;
         }
-        Ok(answers)
+        Ok(results)
     }
 
     async fn ingest_atomic(&mut self, events: &[Arc<Event>]) -> Result<Vec<Admission>, sqlx::Error> {

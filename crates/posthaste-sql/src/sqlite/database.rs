@@ -34,7 +34,7 @@ pub struct Database {
 const READERS: u32 = 4;
 const OPERATORS: u32 = 2;
 
-/// Why a database cannot be used, and what to do about it.
+/// Why a database cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {

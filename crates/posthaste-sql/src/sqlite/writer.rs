@@ -316,7 +316,7 @@ mod tests {
     async fn a_job_that_panics_fails_alone() {
         let (_folder, _, writer) = start().await;
         let gate = busy(&writer).await;
-        let answers = join_all((0..5).map(|number| {
+        let results = join_all((0..5).map(|number| {
             writer.write(move |connection| {
                 Box::pin(async move {
                     run(connection, "INSERT INTO t VALUES (1)").await?;
@@ -326,8 +326,8 @@ mod tests {
             })
         }));
         // Each job is queued at its first poll, and the gate opens after that. So all jobs are in one group.
-        let (answers, ()) = tokio::join!(answers, async { gate.notify_one() });
-        for (number, answer) in answers.into_iter().enumerate() {
+        let (results, ()) = tokio::join!(results, async { gate.notify_one() });
+        for (number, answer) in results.into_iter().enumerate() {
             match answer {
                 Ok(value) => assert_eq!(value, number),
                 Err(error) => assert!(number == 2 && error.to_string().ends_with("job 2 is broken"), "{error}"),
@@ -349,7 +349,7 @@ mod tests {
 
         fn answer(mut self: Box<Self>, _: Result<(), WriteError>) {
             self.0.take().unwrap().send(()).unwrap();
-            panic!("nobody can be answered");
+            panic!("sending the result fails");
         }
     }
 
@@ -360,7 +360,7 @@ mod tests {
         assert!(writer.queue.send(Request::Write(Box::new(Poison(Some(answering))))).await.is_ok());
         // A job that is sent earlier could be in the same group.
         answered.await.unwrap();
-        assert_eq!(count(&writer).await, 1, "what was committed stands, and the writer answers");
+        assert_eq!(count(&writer).await, 1, "the commit is kept, and the writer serves requests again");
         writer.write(|connection| Box::pin(run(connection, "INSERT INTO t VALUES (1)"))).await.unwrap();
         assert_eq!(count(&writer).await, 2);
     }
@@ -417,10 +417,10 @@ mod tests {
         });
         let gate = busy(&writer).await;
         // Each job is queued at its first poll, and the gate opens after that. So all jobs are in one group.
-        let (answers, ()) = tokio::join!(join_all(jobs), async { gate.notify_one() });
+        let (results, ()) = tokio::join!(join_all(jobs), async { gate.notify_one() });
         assert!(
-            answers.iter().all(|answer| matches!(answer, Err(WriteError::Undone(sqlx::Error::Io(_))))),
-            "{answers:?}"
+            results.iter().all(|answer| matches!(answer, Err(WriteError::Undone(sqlx::Error::Io(_))))),
+            "{results:?}"
         );
         assert_eq!(runs.load(Ordering::Relaxed), 4, "each ran in the group and not again");
         assert_eq!(count(&writer).await, 0);
