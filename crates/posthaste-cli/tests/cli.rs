@@ -279,7 +279,7 @@ fn without_a_server_the_error_suggests_to_start_one() {
 }
 
 #[test]
-fn a_published_event_reaches_its_subscriber() {
+fn a_published_event_reaches_every_matching_subscription() {
     let place = Place::new();
     let server = place.serve();
     let run = |arguments: &[&str]| place.run(&[&["--server", &server.url], arguments].concat());

@@ -1,6 +1,6 @@
-//! Log lines about failed attempts: a warning if the attempt is made again, an error if it was the last.
+//! Log lines about failed attempts: a warning if a retry follows, an error if the attempt was the last one.
 //!
-//! Neither the payload nor what the endpoint answered is logged: an answer may repeat the payload.
+//! Neither the payload nor the response of the endpoint is logged: a response may repeat the payload.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -14,23 +14,23 @@ use posthaste_core::{BusItem, Claimed, Disposition, Failure, LogLimit};
 const LINES: u32 = 10;
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// What the log says of an item.
+/// The fields of an item that are logged.
 pub(crate) trait Described: Send + Sync + 'static {
     fn event_id(&self) -> &str;
 
     fn event_type(&self) -> &str;
 
-    /// The subscription that it goes to, where it goes to one.
+    /// The subscription of the item, if it has one.
     fn subscription(&self) -> Option<&str> {
         None
     }
 
-    /// The address that it goes to. Items of one address share a limit of lines; the address is never logged.
+    /// The URL that the item is sent to. Items of one URL share a limit of lines. The URL is never logged.
     fn endpoint(&self) -> &str {
         ""
     }
 
-    /// The number of the attempt, given that the relay's own count is this.
+    /// The number of the attempt. `counted` is the relay's own count.
     fn attempt(&self, counted: u32) -> u32 {
         counted
     }
@@ -67,12 +67,12 @@ impl AttemptLog {
         match disposition {
             Disposition::Retry { failure: Some(failure), .. } => {
                 if let Some(suppressed) = self.warnings.allows(key) {
-                    line!(warn, failure, suppressed, "an attempt failed and will be made again");
+                    line!(warn, failure, suppressed, "an attempt failed and will be retried");
                 }
             }
             Disposition::Dead(failure) => {
                 if let Some(suppressed) = self.errors.allows(key) {
-                    line!(error, failure, suppressed, "the last attempt failed: it is given up");
+                    line!(error, failure, suppressed, "the last attempt failed");
                 }
             }
             _ => {}
@@ -80,11 +80,11 @@ impl AttemptLog {
     }
 }
 
-/// Code and message of a failure: without the cause, which is the answer of the endpoint, and without a message that may
-/// contain an address with credentials.
+/// Code and message of a failure. The cause is left out, because it is the response of the endpoint. So is a message
+/// that may contain a URL with credentials.
 fn reason(failure: &Failure) -> String {
     let message: Cow<'_, str> = match &*failure.code {
-        "unbuildable" => "no request can be made of the envelope".into(),
+        "unbuildable" => "no request can be built from the envelope".into(),
         _ => failure.message.as_str().into(),
     };
     format!("{}: {message}", failure.code)
@@ -145,7 +145,7 @@ impl Described for DeadLetter {
         &self.fields.endpoint
     }
 
-    /// As the endpoint sees it: counted on from the immediate attempts.
+    /// The number that the endpoint sees: the count continues from the immediate attempts.
     fn attempt(&self, _: u32) -> u32 {
         self.fields.attempts.saturating_add(1)
     }

@@ -12,15 +12,15 @@ use posthaste_core::{
 use tokio::time::sleep;
 
 use crate::envelope;
-use crate::ingest::{Answers, StoreEvents};
+use crate::ingest::{StoreEvents, StoreResults};
 use crate::relays::Relays;
 use crate::settings::Settings;
 use crate::topics::TopicNames;
 
-/// One relay per event type, from the outbox table to the topic of that type. A new type makes its channel.
+/// One relay per event type, from the outbox table to the topic of that type. A new type gets a new channel.
 ///
-/// Which type owns which topic is recorded in the database, in the transaction of the type's first event. This process only
-/// starts the relays of recorded types.
+/// Which type owns which topic is recorded in the database, in the transaction of the type's first event. This process
+/// only starts the relays of recorded types.
 #[derive(Clone)]
 pub struct Channels(Arc<Inner>);
 
@@ -33,7 +33,7 @@ struct Inner {
     settings: Settings,
     /// Event types whose relay runs.
     open: Mutex<HashSet<String>>,
-    /// Event types without a channel whose rows go dead.
+    /// Event types without a channel, whose rows become dead.
     refused: Mutex<HashSet<String>>,
     /// Event types that had due rows when the outbox was last searched.
     due: Mutex<HashSet<String>>,
@@ -50,15 +50,15 @@ pub(crate) fn relay_name(event_type: &str) -> String {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChannelError {
-    #[error("event type {refused:?} is not 1 to 128 characters of A-Z a-z 0-9 . _ -, and so no topic's name")]
+    #[error(
+        "event type {refused:?} is not 1 to 128 characters of A-Z a-z 0-9 . _ -, so it cannot be part of a topic name"
+    )]
     BadName { refused: String },
     #[error(
         "event type {refused:?} differs from {existing:?} only in '.' and '_', which topic names cannot tell apart"
     )]
     Collision { refused: String, existing: String },
-    #[error(
-        "event type {refused:?} would be channel number {limit} plus one: raise bus.max_channels or use known types"
-    )]
+    #[error("event type {refused:?} exceeds the limit of {limit} channels: raise bus.max_channels or use known types")]
     TooMany { refused: String, limit: usize },
 }
 
@@ -96,7 +96,7 @@ impl Channels {
     }
 
     /// Stores events whose types were checked by [`check_name`](Self::check_name), and wakes their channels.
-    pub(crate) async fn store(&self, events: Vec<Arc<Event>>, atomic: bool) -> Result<Answers, StoreError> {
+    pub(crate) async fn store(&self, events: Vec<Arc<Event>>, atomic: bool) -> Result<StoreResults, StoreError> {
         let stored = self.0.store.ingest(events.clone(), atomic).await;
         let admissions = stored.inspect_err(|error| {
             if error.kind() != FaultKind::Permanent {
@@ -110,11 +110,11 @@ impl Channels {
             self.open(event_type);
             self.0.outbox.wake(event_type);
         }
-        let answer = |(event, admission): (&Arc<Event>, Admission)| match admission {
+        let result = |(event, admission): (&Arc<Event>, Admission)| match admission {
             Admission::Ingested(ingested) => Ok(ingested),
             Admission::Refused(refusal) => Err(ChannelError::of(event.event_type(), refusal)),
         };
-        Ok(events.iter().zip(admissions).map(answer).collect())
+        Ok(events.iter().zip(admissions).map(result).collect())
     }
 
     /// [`store`](Self::store), for the ingest.
@@ -125,7 +125,7 @@ impl Channels {
         })
     }
 
-    /// Opens all channels that earlier starts recorded.
+    /// Opens all channels that are recorded in the database.
     pub(crate) async fn open_recorded(&self) -> Result<(), StoreError> {
         for event_type in self.0.store.load().await? {
             self.open(&event_type);
@@ -133,7 +133,7 @@ impl Channels {
         Ok(())
     }
 
-    /// Starts the relay of a type whose channel is recorded, unless it runs.
+    /// Starts the relay of a type whose channel is recorded, unless the relay runs already.
     fn open(&self, event_type: &str) {
         if lock(&self.0.open).insert(event_type.to_owned()) {
             let inner = &self.0;
@@ -149,8 +149,9 @@ impl Channels {
             chunk: outbox.batch_size,
             batch: outbox.batch_size,
             max_in_flight: 2 * outbox.batch_size,
-            // One query for all channels finds rows of other programs, so a channel need not poll. It does so once in a while,
-            // in case a wake-up is lost; a thousand idle channels must not cost CPU.
+            // `discover` finds rows of other programs with one query for all channels, and wakes their relays. A relay
+            // polls only in case a wake-up is lost. The interval is long, because a thousand idle channels must not use
+            // CPU.
             poll_interval: Duration::from_secs(15 * 60),
             retry: RetryPolicy::Exponential {
                 base: outbox.backoff_base,
@@ -184,7 +185,7 @@ impl Channels {
         let stopping = self.0.relays.stopping().clone();
         loop {
             if let Err(error) = self.search().await {
-                tracing::warn!(error = error.chain(), "the outbox could not be searched for rows of other programs");
+                tracing::warn!(error = error.chain(), "failed to search the outbox for rows of other programs");
             }
             tokio::select! {
                 biased;
@@ -207,9 +208,9 @@ impl Channels {
             }
         }
         if !named.is_empty() {
-            let answers = self.0.store.record(named.clone()).await?;
-            for (event_type, answer) in named.iter().zip(answers) {
-                match answer {
+            let results = self.0.store.record(named.clone()).await?;
+            for (event_type, result) in named.iter().zip(results) {
+                match result {
                     Ok(()) => self.open(event_type),
                     Err(refusal) => self.refuse(event_type, ChannelError::of(event_type, refusal)),
                 }
@@ -220,19 +221,20 @@ impl Channels {
         Ok(())
     }
 
-    /// The rows of a type that can have no channel go dead with the reason, where an operator sees and replays them.
+    /// Starts a relay that makes the rows of a refused type dead, with the reason. Operators see such rows and can
+    /// replay them.
     fn refuse(&self, event_type: &str, error: ChannelError) {
         let mut refused = lock(&self.0.refused);
         if refused.len() >= self.0.settings.bus.max_channels {
-            return tracing::error!(%error, "rows of this type wait in the outbox: there are too many such types");
+            return tracing::error!(%error, "rows of this type stay in the outbox: too many event types are refused");
         }
-        tracing::error!(%error, "rows of this type in the outbox go dead");
+        tracing::error!(%error, "event type refused: its outbox rows become dead");
         refused.insert(event_type.to_owned());
         self.run(event_type, RefusingSink(error));
     }
 }
 
-/// Gives up on events whose type has no channel.
+/// Makes events dead whose type has no channel.
 struct RefusingSink(ChannelError);
 
 #[async_trait]
@@ -258,11 +260,13 @@ impl Sink for TopicSink {
     async fn deliver(&self, batch: Vec<Delivery<OutboxItem>>) {
         let records =
             batch.iter().map(|delivery| envelope::event_record(self.topic.clone(), delivery.item())).collect();
-        let answers = self.bus.publish(records).await;
-        for (delivery, answer) in batch.into_iter().zip(answers) {
-            delivery.report(match answer {
+        let results = self.bus.publish(records).await;
+        for (delivery, result) in batch.into_iter().zip(results) {
+            delivery.report(match result {
                 Ok(()) => Outcome::Delivered,
-                Err(error) => Outcome::Failed(Failure::outage("bus", "the bus did not take it").cause(error.chain())),
+                Err(error) => {
+                    Outcome::Failed(Failure::outage("bus", "the bus did not accept the event").cause(error.chain()))
+                }
             });
         }
     }

@@ -8,7 +8,7 @@ use crate::secrets::{Sealer, SecretError};
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Credentials {
     pub(crate) auth: AuthIn,
-    /// The whole address, where it has a query string.
+    /// The whole URL, if it has a query string.
     pub(crate) endpoint: Option<String>,
     pub(crate) headers: Vec<(String, String)>,
 }
@@ -18,7 +18,8 @@ impl Credentials {
         Self { auth, endpoint: endpoint.contains('?').then(|| endpoint.to_owned()), headers }
     }
 
-    /// Bound to the subscription: moved to another one they do not open. Nothing is sealed where nothing is secret.
+    /// Seals the credentials for this subscription: they cannot be opened for another one. Returns empty bytes if there
+    /// are no secrets.
     pub(crate) fn seal(&self, sealer: &Sealer, subscription_id: &str) -> Result<Bytes, SecretError> {
         if *self == Self::default() {
             return Ok(Bytes::new());
@@ -37,13 +38,13 @@ impl Credentials {
 }
 
 impl Default for Credentials {
-    /// None.
+    /// No credentials.
     fn default() -> Self {
         Self { auth: AuthIn::None {}, endpoint: None, headers: Vec::new() }
     }
 }
 
-/// The new credentials with the old secret, where no new one is given.
+/// The new credentials, with the old secret if no new one is given.
 pub(crate) fn with_old_secret(new: AuthIn, old: &AuthIn) -> Result<AuthIn, FieldError> {
     if !new.keeps_secret() {
         return Ok(new);
@@ -58,11 +59,11 @@ pub(crate) fn with_old_secret(new: AuthIn, old: &AuthIn) -> Result<AuthIn, Field
         (AuthIn::JwtHeader { .. }, AuthIn::HeaderToken { token } | AuthIn::JwtHeader { token }) => {
             Ok(AuthIn::JwtHeader { token: token.clone() })
         }
-        _ => Err(FieldError::new("auth", "is of another type than before: give its secret, too")),
+        _ => Err(FieldError::new("auth", "has another type than before: give its secret, too")),
     }
 }
 
-/// The new headers with the old values where the new ones are masked, as an answer showed them.
+/// The new headers. A masked value, as responses show it, is replaced by the old value.
 pub(crate) fn with_old_values(new: Headers, old: &[(String, String)]) -> Result<Vec<(String, String)>, FieldError> {
     let mut old: Vec<&(String, String)> = old.iter().collect();
     let value = |(name, value): (String, String)| {

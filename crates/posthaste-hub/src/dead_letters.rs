@@ -44,7 +44,7 @@ impl Hub {
         Ok(Some(DeadLetterDetail { letter: shown(detail.row), event, failure, history }))
     }
 
-    /// Replays dead letters. With `wait`, answers with the results as soon as all are known or the time is over.
+    /// Replays dead letters. With `wait`, returns the results when all are known or the time is over.
     pub async fn replay(
         &self,
         ids: &[Uuid],

@@ -9,7 +9,7 @@ use crate::settings::DltSettings;
 /// Inserts the records of the dead-letter topics into the table of dead letters, each delivery once.
 pub(crate) struct Intake {
     pub(crate) dead_letters: DeadLetterSource,
-    /// Whether and when the first scheduled retry of a new dead letter is due.
+    /// Decides if and when the first scheduled retry of a new dead letter is due.
     pub(crate) settings: DltSettings,
 }
 

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_star_stands_for_any_run() {
+    fn a_star_matches_any_run_of_characters() {
         for (pattern, value) in [("*", ""), ("*", "x"), ("user.*", "user.created"), ("*.created", "user.created")] {
             assert!(fits(pattern, value), "{pattern} {value}");
         }

@@ -1,4 +1,4 @@
-//! From a row to a record to a request: the only place that builds and reads the messages on the bus.
+//! Builds and reads the messages on the bus. No other module does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +19,12 @@ use crate::matching::ActiveSubscription;
 use crate::settings::{DeliverySettings, DltSettings};
 use crate::topics::TopicNames;
 
-/// Names the deliveries of one event to one subscription: the same wherever and however often it is computed.
+/// The namespace of delivery ids. Each process computes the same id for the same event and subscription.
 const DELIVERIES: Uuid = Uuid::from_u128(0x6a5f_3c52_1d0e_4b7a_9c41_7be1_05f2_d8a3);
 
 pub(crate) fn event_record(topic: Arc<str>, item: &OutboxItem) -> Record {
     let event = &item.event;
-    // Events of one aggregate share a partition; others spread by their id.
+    // Events of one aggregate share a partition. Other events are distributed by their ids.
     let route = match event.aggregate_id() {
         Some(id) => route(&[event.aggregate_type(), id]),
         None => route(&[event.id()]),
@@ -110,7 +110,8 @@ pub(crate) fn decode_delivery(record: &Fetched) -> Result<Decoded<OutboxEvent>, 
     Ok(Decoded { value, budget })
 }
 
-/// A record of a dead-letter topic. Its intake is retried for ever, so the budget of its delivery does not matter here.
+/// Decodes a record of a dead-letter topic. Its intake is retried for ever, so the attempts of its delivery do not
+/// matter here.
 pub(crate) fn decode_dead_letter(record: &Fetched) -> Result<Decoded<OutboxEvent>, String> {
     decode_delivery(record).map(|decoded| Decoded { budget: None, ..decoded })
 }
@@ -143,13 +144,13 @@ pub(crate) fn dead_letter(
     }
 }
 
-/// The dead letter of a record of a dead-letter topic. Its first retry is due after the configured interval, or after the
-/// time that the endpoint asked for. If no retries are configured, only a delivery for which no request was made yet is
-/// scheduled: it waited for a free lane, and its first request is no retry.
+/// The dead letter of a record of a dead-letter topic. Its first retry is due after the configured interval, or after
+/// the time that the endpoint requested. If no retries are configured, only a delivery for which no request was made
+/// yet is scheduled: its lane was full, and its first request is not a retry.
 pub(crate) fn new_dead_letter(message: &OutboxEvent, settings: &DltSettings) -> NewDeadLetter {
     let event = message.event.clone().unwrap_or_default();
     let failure = message.failure.clone().unwrap_or_default();
-    let asked = failure.retry_after.and_then(|wait| Duration::try_from(wait).ok()).unwrap_or_default();
+    let requested = failure.retry_after.and_then(|wait| Duration::try_from(wait).ok()).unwrap_or_default();
     NewDeadLetter {
         fields: DeadLetterFields {
             delivery_id: message.delivery_id.clone(),
@@ -158,7 +159,7 @@ pub(crate) fn new_dead_letter(message: &OutboxEvent, settings: &DltSettings) -> 
             subscriber_id: message.subscriber_id.clone(),
             event_type: event.event_type,
             domain: message.domain.clone(),
-            // Without its query string, which may be a token: the envelope has the whole address.
+            // Without the query string, which may be a token. The envelope has the whole URL.
             endpoint: Endpoint::parse(&message.endpoint).map(|endpoint| endpoint.to_string()).unwrap_or_default(),
             attempts: failure.attempts,
             first_failed_at: failure.first_failed_at.as_ref().and_then(proto::datetime).unwrap_or_else(Utc::now),
@@ -168,7 +169,7 @@ pub(crate) fn new_dead_letter(message: &OutboxEvent, settings: &DltSettings) -> 
         error: failure.message,
         error_code: failure.code,
         error_cause: failure.cause,
-        first_delay: (settings.max_retry > 0 || failure.attempts == 0).then(|| settings.retry_interval.max(asked)),
+        first_delay: (settings.max_retry > 0 || failure.attempts == 0).then(|| settings.retry_interval.max(requested)),
     }
 }
 

@@ -13,32 +13,32 @@ use crate::matching::{ActiveSubscription, ActiveSubscriptions, SubscriptionMatch
 use crate::settings::Settings;
 use crate::topics::TopicNames;
 
-/// How much is encoded and published at once, but for one record that is larger alone.
+/// The maximum size of one publish. A single record may be larger.
 const PART: usize = 1_000;
 const PART_BYTES: usize = 8 * 1024 * 1024;
 
-/// Turns each event into one delivery per matching subscription, on the topic of its domain.
+/// Publishes one delivery per event and matching subscription, on the topic of the event's domain.
 pub(crate) struct FanOut {
     bus: Arc<dyn Bus>,
     matcher: SubscriptionMatcher,
     topics: TopicNames,
     settings: Settings,
-    /// Which subscriptions of an event already have their record, after a publish that went through in part.
+    /// The subscriptions of an event that already have their record, after a publish that succeeded only in part.
     sent: Mutex<HashMap<String, HashSet<String>>>,
 }
 
-/// The record of one delivery, and which event and subscription it is of.
+/// The record of one delivery, with its event and subscription.
 struct Addressed {
     event: usize,
     subscription: Arc<ActiveSubscription>,
     record: Record,
 }
 
-/// What the bus said about one delivery.
+/// The result of publishing one delivery.
 struct Published {
     event: usize,
     subscription: Arc<ActiveSubscription>,
-    answer: Result<(), Arc<StoreError>>,
+    result: Result<(), Arc<StoreError>>,
 }
 
 impl FanOut {
@@ -47,7 +47,7 @@ impl FanOut {
         Self { bus, matcher, topics, settings: settings.clone(), sent: Mutex::default() }
     }
 
-    /// The deliveries of one event that have no record yet. Each is encoded when it is asked for.
+    /// The deliveries of one event that have no record yet. The iterator encodes each when it returns it.
     fn address<'a>(
         &'a self,
         index: usize,
@@ -65,9 +65,9 @@ impl FanOut {
         })
     }
 
-    /// After a publish that went through in part: the next attempt is for the rest only.
+    /// Remembers the deliveries that a partly failed publish has published: the next attempt publishes only the rest.
     fn remember(&self, events: &[Arc<EventHubEvent>], published: &[Published], failures: &HashMap<usize, Failure>) {
-        let is_kept = |one: &&Published| one.answer.is_ok() && failures.contains_key(&one.event);
+        let is_kept = |one: &&Published| one.result.is_ok() && failures.contains_key(&one.event);
         for one in published.iter().filter(is_kept) {
             let event_id = events[one.event].event_id.clone();
             lock(&self.sent).entry(event_id).or_default().insert(one.subscription.subscription.id.clone());
@@ -75,8 +75,8 @@ impl FanOut {
     }
 }
 
-/// Publishes in parts, and encodes a part only when the one before it is published: the memory that a batch takes depends
-/// neither on the number of its events nor on that of their subscriptions.
+/// Publishes in parts, and encodes a part only when the previous part is published. So the memory of a batch depends
+/// neither on the number of its events nor on the number of their subscriptions.
 async fn publish_in_parts(bus: &dyn Bus, mut deliveries: impl Iterator<Item = Addressed> + Send) -> Vec<Published> {
     let mut published = Vec::new();
     let mut next = deliveries.next();
@@ -90,9 +90,9 @@ async fn publish_in_parts(bus: &dyn Bus, mut deliveries: impl Iterator<Item = Ad
             records.push(record);
             next = deliveries.next();
         }
-        let answers = bus.publish(records).await;
-        let with_answer = |((event, subscription), answer)| Published { event, subscription, answer };
-        published.extend(owners.into_iter().zip(answers).map(with_answer));
+        let results = bus.publish(records).await;
+        let with_result = |((event, subscription), result)| Published { event, subscription, result };
+        published.extend(owners.into_iter().zip(results).map(with_result));
     }
     published
 }
@@ -121,8 +121,8 @@ impl Sink for FanOut {
 
         let mut failures: HashMap<usize, Failure> = HashMap::new();
         for one in &published {
-            if let Err(error) = &one.answer {
-                let failure = Failure::outage("bus", "the bus did not take every delivery").cause(error.chain());
+            if let Err(error) = &one.result {
+                let failure = Failure::outage("bus", "the bus did not accept every delivery").cause(error.chain());
                 failures.insert(one.event, failure);
             }
         }
@@ -150,7 +150,7 @@ mod tests {
 
     const MIB: usize = 1024 * 1024;
 
-    /// Counts what it is given and keeps nothing.
+    /// Counts the published records and stores none.
     #[derive(Default)]
     struct CountingBus {
         encoded: Arc<AtomicUsize>,
@@ -171,11 +171,11 @@ mod tests {
         }
 
         async fn subscribe(&self, _: &str, _: Topics) -> Result<Box<dyn Consumer>, StoreError> {
-            unreachable!("nobody reads from it")
+            unreachable!("the test never subscribes")
         }
     }
 
-    /// A thousand mebibytes of deliveries, each made when it is asked for, as the encoder makes them.
+    /// Deliveries that are encoded when the iterator returns them, as those of `address` are.
     fn deliveries(encoded: Arc<AtomicUsize>, count: usize, size: usize) -> impl Iterator<Item = Addressed> {
         let subscription = Arc::new(ActiveSubscription::for_tests("subscription"));
         (0..count).map(move |event| {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_part_is_encoded_only_when_the_one_before_it_is_published() {
+    async fn a_part_is_encoded_only_when_the_previous_part_is_published() {
         let bus = CountingBus::default();
         let published = publish_in_parts(&bus, deliveries(bus.encoded.clone(), 1_000, MIB)).await;
         assert_eq!((published.len(), bus.records.load(Ordering::Relaxed)), (1_000, 1_000));
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_record_larger_than_a_part_goes_alone_and_many_small_ones_go_in_parts() {
+    async fn a_record_larger_than_a_part_is_published_alone_and_small_ones_in_parts() {
         let bus = CountingBus::default();
         assert_eq!(publish_in_parts(&bus, deliveries(bus.encoded.clone(), 3, 2 * PART_BYTES)).await.len(), 3);
         let bus = CountingBus::default();

@@ -12,7 +12,8 @@ use crate::Hub;
 use crate::dead_letters;
 
 impl Hub {
-    /// The state of an event: its row, its records on the bus, its deliveries, its dead letters. `None` if it is unknown.
+    /// The state of an event: its row, its records on the bus, its deliveries, its dead letters. `None` if it is
+    /// unknown.
     pub async fn trace(&self, event_id: &str) -> Result<Option<EventTrace>, StoreError> {
         let row = self.stores.outbox.find(event_id).await?;
         let records = self.stores.inspector.records_of(event_id).await?;
@@ -31,8 +32,8 @@ impl Hub {
         }))
     }
 
-    /// The deliveries that were dead-lettered, by their ids, and whether each was delivered after all. A dead letter that is
-    /// on its topic and not in the table yet counts, too.
+    /// The states of the deliveries that were dead-lettered, by delivery id. `Done` if a retry or a replay delivered
+    /// it. Dead letters that are on their topic but not in the table yet are included.
     fn dead_lettered(&self, records: &[LogEntry], letters: &[DeadLetterRow]) -> HashMap<String, DeliveryState> {
         let dlts = Domain::ALL.map(|domain| self.topics.dlt(domain));
         let on_topic = records.iter().filter(|entry| dlts.iter().any(|topic| **topic == *entry.topic));

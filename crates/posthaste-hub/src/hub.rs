@@ -23,17 +23,18 @@ use crate::settings::Settings;
 use crate::topics::TopicNames;
 use crate::webhook_dispatcher::{DeadLetterDeliveries, FreshDeliveries, WebhookDispatcher};
 
-/// A delivery that has to wait longer than this does not wait in memory but as a dead letter.
+/// A delivery whose retry is due later than this is deferred as a dead letter, instead of waiting in memory.
 const DEFER_AFTER: Duration = Duration::from_secs(2);
-/// What may wait in memory for a retry in each group, in records and in bytes.
+/// The maximum number and size of the records that wait in memory for a retry, per group.
 const MAX_WAITING: usize = 10_000;
 const MAX_WAITING_BYTES: usize = 64 * 1024 * 1024;
-/// The relays behind the event topics, as logs, metrics and readiness call them.
+/// The names of the relays that read the event topics, in logs, metrics and readiness.
 pub(crate) const EVENT_PROCESSOR: &str = "event-processor";
 pub(crate) const OUTBOX_PROCESSOR: &str = "outbox-processor";
 pub(crate) const DLT_INTAKE: &str = "dlt-intake";
 pub(crate) const DLT_RETRY: &str = "dlt-retry";
-/// A stop waits for the longest request that a subscription may ask for. One that finds nothing to wait for ends at once.
+/// How long a stop waits for requests in flight: the longest timeout of a subscription, and a margin. Without requests
+/// in flight, a stop does not wait.
 pub(crate) const LONGEST_REQUEST: Duration = MAX_TIMEOUT.saturating_add(Duration::from_secs(2));
 
 /// All services of one process, running.
@@ -42,7 +43,7 @@ pub struct Hub {
     pub(crate) stores: HubStores,
     pub(crate) dead_letters: DeadLetterSource,
     pub(crate) topics: TopicNames,
-    /// The relays that had a lag when it was last measured.
+    /// The relays that had a lag at the last measurement.
     pub(crate) lagging: Mutex<HashSet<String>>,
     ingest: Ingest,
     registrations: Registrations,
@@ -50,7 +51,7 @@ pub struct Hub {
     pub(crate) readiness: ReadinessCheck,
 }
 
-/// What a hub is made of.
+/// The parts of a hub.
 pub struct Parts {
     pub database: Arc<dyn HubDatabase>,
     pub client: Client,
@@ -127,7 +128,7 @@ impl Hub {
     }
 }
 
-/// The four relays behind the event topics.
+/// The four relays after the event topics.
 struct Pipeline {
     bus: Arc<dyn Bus>,
     quarantine: Arc<dyn Quarantine>,
@@ -138,7 +139,7 @@ struct Pipeline {
 }
 
 impl Pipeline {
-    /// Starts the relay of a group that reads these topics. `reading` is asked for each start of the relay.
+    /// Starts the relay of a group that reads these topics. `reading` is called at each start of the relay.
     async fn start_group<T, K>(
         &self,
         group: &'static str,
@@ -226,7 +227,8 @@ impl Pipeline {
             drain: LONGEST_REQUEST.max(dlt.timeout),
             ..self.pipeline_options(retry)
         };
-        // Dead letters get a quarter as many requests to an endpoint at once, beside the fresh events.
+        // Dead letters may use a quarter as many concurrent requests per endpoint as fresh events, in addition to
+        // those.
         let dispatcher = self.dispatcher.with_lanes(self.settings.delivery.concurrency.div_ceil(4));
         let sink = DeadLetterDeliveries { dispatcher, timeout: dlt.timeout };
         let (first, again) = (dead_letters.clone(), dead_letters.clone());

@@ -9,11 +9,11 @@ use tokio_util::sync::CancellationToken;
 use crate::channels::{ChannelError, Channels};
 use crate::supervisor::Supervisor;
 
-/// How many events share one insert at most, and how many requests may wait for it.
+/// The maximum number of events in one insert, and of requests that wait for it.
 const GROUP: usize = 1_000;
 const WAITING: usize = 4_096;
 
-/// Accepts events, and answers when they are committed.
+/// Accepts events, and returns when they are committed.
 ///
 /// Requests that wait together are inserted together, so many small publishes cost about as much as one large.
 #[derive(Clone)]
@@ -21,33 +21,33 @@ pub struct Ingest {
     requests: mpsc::Sender<Request>,
 }
 
-/// One answer per event, in the order of the events.
-pub(crate) type Answers = Vec<Result<Ingested, ChannelError>>;
+/// One result per event, in the order of the events.
+pub(crate) type StoreResults = Vec<Result<Ingested, ChannelError>>;
 
-/// Stores events, all or none of them where that is asked for, and returns after the commit.
+/// Stores events and returns after the commit. If the second argument is true, it stores all events or none.
 pub(crate) type StoreEvents =
-    Arc<dyn Fn(Vec<Arc<Event>>, bool) -> BoxFuture<'static, Result<Answers, StoreError>> + Send + Sync>;
+    Arc<dyn Fn(Vec<Arc<Event>>, bool) -> BoxFuture<'static, Result<StoreResults, StoreError>> + Send + Sync>;
 
 struct Request {
     events: Vec<Arc<Event>>,
     atomic: bool,
-    reply: oneshot::Sender<Result<Answers, Arc<StoreError>>>,
+    reply: oneshot::Sender<Result<StoreResults, Arc<StoreError>>>,
 }
 
-/// What became of one event of a request.
+/// The result for one event of a request.
 #[derive(Debug)]
 pub enum Accepted {
     Stored,
-    /// The same event was stored before; nothing is stored twice.
+    /// The same event was stored before, and is not stored again.
     Known,
-    /// Another event has this id; the first stays.
+    /// Another event has this id. The stored event stays as it is.
     Conflict,
     Refused(ChannelError),
     /// It could have been stored, but another event of its atomic request could not.
     Withheld,
 }
 
-/// Nothing of the request is known to be stored.
+/// Why a request failed. Some of its events may be stored nevertheless.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IngestError {
@@ -66,27 +66,27 @@ impl Ingest {
         Self { requests }
     }
 
-    /// Answers in the order of the events. An `atomic` request stores all of them or none.
+    /// Stores events. Returns the results in the order of the events. An `atomic` request stores all events or none.
     pub async fn publish(&self, events: Vec<Event>, atomic: bool) -> Result<Vec<Accepted>, IngestError> {
-        let mut answers: Vec<Option<Accepted>> = Vec::with_capacity(events.len());
+        let mut results: Vec<Option<Accepted>> = Vec::with_capacity(events.len());
         let mut named = Vec::with_capacity(events.len());
         for event in events {
             match Channels::check_name(event.event_type()) {
                 Ok(()) => {
                     named.push(Arc::new(event));
-                    answers.push(None);
+                    results.push(None);
                 }
-                Err(error) => answers.push(Some(Accepted::Refused(error))),
+                Err(error) => results.push(Some(Accepted::Refused(error))),
             }
         }
-        let withheld = atomic && named.len() < answers.len();
+        let withheld = atomic && named.len() < results.len();
         let mut stored = match named.is_empty() || withheld {
             true => Vec::new(),
             false => self.store(named, atomic).await?,
         }
         .into_iter();
-        let answer_of = |answer: Option<Accepted>| {
-            answer.unwrap_or_else(|| match stored.next() {
+        let result_of = |result: Option<Accepted>| {
+            result.unwrap_or_else(|| match stored.next() {
                 Some(Ok(Ingested::Stored)) => Accepted::Stored,
                 Some(Ok(Ingested::Known)) => Accepted::Known,
                 Some(Ok(Ingested::Conflict)) => Accepted::Conflict,
@@ -94,14 +94,14 @@ impl Ingest {
                 Some(Err(error)) => Accepted::Refused(error),
             })
         };
-        Ok(answers.into_iter().map(answer_of).collect())
+        Ok(results.into_iter().map(result_of).collect())
     }
 
-    async fn store(&self, events: Vec<Arc<Event>>, atomic: bool) -> Result<Answers, IngestError> {
-        let (reply, answer) = oneshot::channel();
+    async fn store(&self, events: Vec<Arc<Event>>, atomic: bool) -> Result<StoreResults, IngestError> {
+        let (reply, result) = oneshot::channel();
         let request = Request { events, atomic, reply };
         self.requests.send(request).await.map_err(|_| IngestError::Stopping)?;
-        match answer.await {
+        match result.await {
             Ok(stored) => stored.map_err(IngestError::Store),
             // The ingest task failed while it had the request.
             Err(lost) => {
@@ -112,7 +112,7 @@ impl Ingest {
     }
 }
 
-/// The requests outlive a panic of this task: its successor goes on with them.
+/// Queued requests survive a panic of this task: the restarted task serves them.
 async fn serve(store: StoreEvents, requests: Arc<Mutex<mpsc::Receiver<Request>>>, stop: CancellationToken) {
     let mut requests = requests.lock().await;
     loop {
@@ -120,7 +120,7 @@ async fn serve(store: StoreEvents, requests: Arc<Mutex<mpsc::Receiver<Request>>>
             biased;
             first = requests.recv() => first,
             () = stop.cancelled() => {
-                // What has been sent is answered; what comes later is told that the hub stops.
+                // Requests in the queue are still served. Later requests fail with `Stopping`.
                 requests.close();
                 requests.recv().await
             }
@@ -146,15 +146,15 @@ async fn store_together(store: &StoreEvents, group: Vec<Request>) {
     }
     let events: Vec<_> = group.iter().flat_map(|request| request.events.iter().cloned()).collect();
     match store(events, false).await {
-        Ok(answers) => {
-            let mut answers = answers.into_iter();
+        Ok(results) => {
+            let mut results = results.into_iter();
             for request in group {
-                let answer = answers.by_ref().take(request.events.len()).collect();
-                // The caller may have gone; its events are stored all the same.
-                let _ = request.reply.send(Ok(answer));
+                let result = results.by_ref().take(request.events.len()).collect();
+                // The caller may have stopped waiting. Its events are stored all the same.
+                let _ = request.reply.send(Ok(result));
             }
         }
-        // What is wrong with one request must not be the others' failure.
+        // One bad request must not fail the others.
         Err(_) => drop(join_all(group.into_iter().map(|request| store_alone(store, request))).await),
     }
 }
@@ -184,7 +184,7 @@ mod tests {
         });
         let ingest = Ingest::start(store, &supervisor);
         let Err(IngestError::Store(error)) = ingest.publish(vec![event()], false).await else {
-            panic!("the first publish has no answer");
+            panic!("the first publish must fail");
         };
         assert_eq!(error.kind(), FaultKind::OutcomeUnknown, "it may have been stored");
         let second = ingest.publish(vec![event()], false).await.unwrap();
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_ingest_task_that_does_not_come_back_is_named() {
+    async fn readiness_names_an_ingest_task_that_keeps_failing() {
         let supervisor = Supervisor::default();
         let store: StoreEvents = Arc::new(|_, _| panic!("broken"));
         let ingest = Ingest::start(store, &supervisor);

@@ -7,7 +7,7 @@ use crate::Hub;
 use crate::channels::relay_name;
 use crate::hub::{DLT_INTAKE, DLT_RETRY, EVENT_PROCESSOR, OUTBOX_PROCESSOR};
 
-/// The relays that always have a gauge; channels have one while they have a lag.
+/// The relays that always have a gauge. Channels have a gauge only while they have a lag.
 const ALWAYS: [&str; 4] = [EVENT_PROCESSOR, OUTBOX_PROCESSOR, DLT_INTAKE, DLT_RETRY];
 
 impl Hub {
@@ -19,7 +19,7 @@ impl Hub {
         lags.extend(self.stores.inspector.lag_of_groups().await?);
         lags.extend(self.stores.dead_letters.oldest_due().await?.map(|lag| (DLT_RETRY.to_owned(), lag)));
 
-        // A relay that has caught up since the last measurement goes back to 0.
+        // A relay that has caught up since the last measurement is set to 0.
         let mut lagging = lock(&self.lagging);
         let known = ALWAYS.into_iter().map(str::to_owned).chain(lagging.drain());
         known.for_each(|relay| set(relay, Duration::ZERO));

@@ -7,15 +7,15 @@ use posthaste_core::lock;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
-/// How long a delivery may wait for a permit. A delivery that waits takes room from other subscribers.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// If there are this many lanes, those that are not in use are dropped before a new one is made.
+/// How long a delivery may wait for a permit. A waiting delivery uses memory and slots that other subscribers need.
+const MAX_WAIT: Duration = Duration::from_secs(2);
+/// If there are this many lanes, idle lanes are dropped before a new one is made.
 const MANY: usize = 1_024;
 
-/// One lane per subscription: a bounded number of requests under way, and a wait that stays short.
+/// One lane per subscription, which bounds the concurrent requests and the time that a delivery waits for a permit.
 ///
-/// A lane that is slower than its traffic refuses at once, as soon as it is known to be slow: the expected wait is the number
-/// of deliveries that wait, times the average time of the last requests.
+/// A lane refuses a delivery at once if the expected wait is too long. The expected wait is the number of waiting
+/// deliveries times the average duration of the last requests.
 #[derive(Clone)]
 pub(crate) struct Lanes {
     width: usize,
@@ -26,7 +26,7 @@ pub(crate) struct Lane {
     width: usize,
     permits: Semaphore,
     waiting: AtomicUsize,
-    /// The average time of the last requests, in microseconds.
+    /// The average duration of the last requests, in microseconds.
     average: AtomicU64,
 }
 
@@ -64,11 +64,11 @@ impl Lane {
 
     /// Waits for a permit; `None` if that would take too long.
     pub(crate) async fn acquire(&self) -> Option<LanePermit<'_>> {
-        if self.expected_wait() > PATIENCE {
+        if self.expected_wait() > MAX_WAIT {
             return None;
         }
         let _waiting = Waiting::new(&self.waiting);
-        let permit = timeout(PATIENCE, self.permits.acquire()).await.ok()?.ok()?;
+        let permit = timeout(MAX_WAIT, self.permits.acquire()).await.ok()?.ok()?;
         Some(LanePermit { lane: self, started: Instant::now(), _permit: permit })
     }
 
@@ -85,7 +85,8 @@ impl Drop for LanePermit<'_> {
     fn drop(&mut self) {
         let took = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
         let average = self.lane.average.load(Ordering::Relaxed);
-        // It follows a change within about eight requests. If two end at the same moment, one may be lost: it is an estimate.
+        // A moving average over about eight requests. If two requests end at the same moment, one may be lost: it is an
+        // estimate.
         let next = if average == 0 { took } else { average - average / 8 + took / 8 };
         self.lane.average.store(next, Ordering::Relaxed);
     }
@@ -116,7 +117,7 @@ mod tests {
         let (first, second) = (lane.acquire().await.unwrap(), lane.acquire().await.unwrap());
         let before = tokio::time::Instant::now();
         assert!(lane.acquire().await.is_none());
-        assert_eq!(before.elapsed(), PATIENCE, "nothing was known of it");
+        assert_eq!(before.elapsed(), MAX_WAIT, "the speed of the lane was unknown");
         drop((first, second));
         lane.average.store(10_000_000, Ordering::Relaxed);
         let _permits = (lane.acquire().await.unwrap(), lane.acquire().await.unwrap());
@@ -126,7 +127,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn in_a_fast_lane_a_burst_waits() {
+    async fn a_burst_in_a_fast_lane_waits_for_permits() {
         let lane = Lane::new(2);
         lane.average.store(5_000, Ordering::Relaxed);
         let permits = (lane.acquire().await.unwrap(), lane.acquire().await.unwrap());

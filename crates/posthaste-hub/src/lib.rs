@@ -1,7 +1,7 @@
 //! The services of Posthaste: ingest, channels, subscriptions, event processor, outbox processor, dead letters.
 //!
-//! Each service is one instance of the engine in `posthaste-core`; [`Hub::start`] is where they are put together, and reads
-//! as the picture of the pipeline. The hub names no database: it runs on the stores that a
+//! Each service is one instance of the engine in `posthaste-core`; [`Hub::start`] puts them together, in the order of
+//! the pipeline. The hub depends on no particular database: it runs on the stores that a
 //! [`HubDatabase`](posthaste_core::hub_store::HubDatabase) opens.
 
 mod attempt_log;

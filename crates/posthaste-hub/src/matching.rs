@@ -9,8 +9,8 @@ use tokio::sync::Mutex;
 
 /// Finds the active subscriptions that match an event.
 ///
-/// It is never stale: every batch first compares the version of the registry, which costs one small read. So an event that is
-/// accepted after the answer 201 to a new subscription always reaches that subscription.
+/// It is never stale: every batch first compares the version of the registry, which costs one small read. So an event
+/// that is accepted after the response 201 to a new subscription always reaches that subscription.
 pub(crate) struct SubscriptionMatcher {
     registry: Arc<dyn Registry>,
     loaded: Mutex<Arc<ActiveSubscriptions>>,
@@ -35,7 +35,7 @@ impl SubscriptionMatcher {
         Self { registry, loaded: Mutex::default() }
     }
 
-    /// The active subscriptions of this moment.
+    /// The current active subscriptions.
     pub(crate) async fn current(&self) -> Result<Arc<ActiveSubscriptions>, StoreError> {
         let mut loaded = self.loaded.lock().await;
         if loaded.version != Some(self.registry.version().await?) {
@@ -70,9 +70,9 @@ impl ActiveSubscriptions {
 }
 
 impl ActiveSubscription {
-    /// True if all but the event type matches, which the map has compared.
+    /// True if the event matches. The event type is not compared here: the map has selected by it.
     fn matches(&self, event: &EventHubEvent) -> bool {
-        let fits = |wanted: &str, value: Option<&str>| wanted == ANY || value == Some(wanted);
+        let fits = |pattern: &str, value: Option<&str>| pattern == ANY || value == Some(pattern);
         let key = &self.definition.fields.key;
         let tenant = self.fields().tenant_id.as_ref();
         fits(&key.source_service, Some(&event.source_service))

@@ -11,26 +11,26 @@ use crate::hub::{DLT_INTAKE, DLT_RETRY, EVENT_PROCESSOR, LONGEST_REQUEST, OUTBOX
 use crate::settings::Settings;
 use crate::stalls::{StallDetector, WaitingWork};
 
-/// A check is repeated after this time: many probes a second cost as much as one.
+/// How long the result of a check is reused, so that many probes a second cost as much as one.
 const FRESH: Duration = Duration::from_secs(1);
 /// A database that takes longer than this for a small write does not serve requests either.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 const DATABASE: &str = "database";
-/// The parts that are always shown. Channels are shown where they fail.
+/// The parts that are always shown. Channels are shown only if they fail.
 const PARTS: [&str; 7] =
     [DATABASE, "ingest", "channel-discovery", EVENT_PROCESSOR, OUTBOX_PROCESSOR, DLT_INTAKE, DLT_RETRY];
 
-/// Whether the hub can do its work, part by part.
+/// The status of each part of the hub.
 #[derive(Clone, Debug)]
 pub struct Readiness {
     pub parts: BTreeMap<String, PartStatus>,
 }
 
-/// Whether one part can do its work.
+/// The status of one part.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PartStatus {
     Ready,
-    /// It cannot, for this reason.
+    /// The part cannot do its work, for this reason.
     Unready(String),
 }
 
@@ -44,8 +44,8 @@ impl Readiness {
 /// Checks readiness, and remembers the last check.
 pub(crate) struct ReadinessCheck {
     channels: Channels,
-    /// How long a relay may have work and do none of it, without a request to an endpoint and with one.
-    patience: Duration,
+    /// How long a relay may make no progress while work waits. The time of a request to an endpoint is added to it.
+    stall_timeout: Duration,
     state: Mutex<State>,
 }
 
@@ -58,13 +58,14 @@ struct State {
 impl ReadinessCheck {
     pub(crate) fn new(settings: &Settings, channels: Channels) -> Self {
         // After a crash, work may wait for the end of a lease; an idle relay may sleep for its poll interval.
-        let patience = settings.outbox.lease.max(2 * settings.outbox.poll_interval);
-        Self { channels, patience, state: Mutex::default() }
+        let stall_timeout = settings.outbox.lease.max(2 * settings.outbox.poll_interval);
+        Self { channels, stall_timeout, state: Mutex::default() }
     }
 }
 
 impl Hub {
-    /// Checks that the database accepts writes, that every task runs, and that no relay is stalled while work waits for it.
+    /// Checks that the database accepts writes, that every task runs, and that no relay is stalled while work waits for
+    /// it.
     pub async fn readiness(&self) -> Readiness {
         let check = &self.readiness;
         // Callers at the same time share one check.
@@ -101,33 +102,33 @@ impl Hub {
 
     /// The work that waits now. Nothing here reads more than a few rows.
     async fn waiting(&self) -> Result<Vec<WaitingWork>, StoreError> {
-        let patience = self.readiness.patience;
-        let with_requests = patience + LONGEST_REQUEST;
+        let stall_timeout = self.readiness.stall_timeout;
+        let with_requests = stall_timeout + LONGEST_REQUEST;
         let mut waiting = Vec::new();
         let mut due: BTreeSet<String> = self.readiness.channels.due_relays().into_iter().collect();
-        // Events that the bus did not take are due again later, and wait all the same.
+        // Events that the bus did not accept are due later, but they still count as waiting work.
         due.extend(self.relays.held_back().filter(|relay| Channels::is_relay(relay)));
         for part in due {
             let progress = self.relays.progress(&part).completed.to_string();
-            waiting.push(WaitingWork { part, work: "due events".to_owned(), progress, patience });
+            waiting.push(WaitingWork { part, work: "due events".to_owned(), progress, stall_timeout });
         }
         for backlog in self.stores.inspector.backlogs().await? {
             let is_requests = backlog.group == OUTBOX_PROCESSOR;
             waiting.push(WaitingWork {
                 work: format!("partition {} of {}", backlog.partition, backlog.topic),
-                // A record may take several requests, each of which is progress.
+                // A record may need several requests, and each of them counts as progress.
                 progress: match is_requests {
                     true => format!("{} {}", backlog.progress, self.relays.progress(&backlog.group).settled),
                     false => backlog.progress,
                 },
                 part: backlog.group,
-                patience: if is_requests { with_requests } else { patience },
+                stall_timeout: if is_requests { with_requests } else { stall_timeout },
             });
         }
         if self.stores.dead_letters.is_due().await? {
             let progress = self.relays.progress(DLT_RETRY).settled.to_string();
             let (part, work) = (DLT_RETRY.to_owned(), "due dead letters".to_owned());
-            waiting.push(WaitingWork { part, work, progress, patience: with_requests });
+            waiting.push(WaitingWork { part, work, progress, stall_timeout: with_requests });
         }
         Ok(waiting)
     }

@@ -15,20 +15,20 @@ use uuid::Uuid;
 use crate::credentials::{Credentials, with_old_secret, with_old_values};
 use crate::secrets::{Sealer, SecretError, plain_digest};
 
-/// Definitions and subscriptions: checks what is stored, and masks what is shown.
+/// Definitions and subscriptions: checks input before it is stored, and masks secrets in output.
 #[derive(Clone)]
 pub struct Registrations {
     registry: Arc<dyn Registry>,
     sealer: Sealer,
 }
 
-/// Why nothing was changed.
+/// Why a request was refused. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistrationError {
     #[error("the input is refused")]
     Invalid(Vec<FieldError>),
-    #[error("there is no definition with this {0}: make one first")]
+    #[error("there is no definition with this {0}: create one first")]
     UnknownDefinition(&'static str),
     #[error(transparent)]
     Registry(#[from] RegistryError),
@@ -42,13 +42,13 @@ impl From<StoreError> for RegistrationError {
     }
 }
 
-/// Something registered and the version that an If-Match compares.
+/// A definition or subscription, with the version that `If-Match` compares.
 pub struct Versioned<T> {
     pub value: T,
     pub version: i64,
 }
 
-/// Part of a list.
+/// One page of a list.
 pub struct Listed<T> {
     pub items: Vec<T>,
     pub total: u64,
@@ -99,7 +99,7 @@ impl Registrations {
         Ok(Listed { items, total: page.total, has_more: page.has_more })
     }
 
-    /// The same subscriber, events, tenant and endpoint again are answered with the subscription that is there.
+    /// Creates a subscription, or returns the existing one of the same subscriber, events, tenant and endpoint.
     pub async fn create_subscription(
         &self,
         new: NewSubscription,
@@ -115,7 +115,7 @@ impl Registrations {
         })
     }
 
-    /// A secret that is not given stays as it is stored.
+    /// Replaces a subscription. A secret that is not given keeps its stored value.
     pub async fn update_subscription(
         &self,
         id: Uuid,
@@ -123,9 +123,10 @@ impl Registrations {
         expected: Option<i64>,
     ) -> Result<Versioned<posthaste_api::Subscription>, RegistrationError> {
         let before = self.registry.subscription(&id.to_string()).await?.ok_or(RegistryError::NotFound)?;
-        // The old secrets are needed only where no new ones are given: after the loss of the key, new ones can be entered.
+        // Old secrets are opened only if no new ones are given, so that new secrets can be entered after the key is
+        // lost.
         let (new, credentials, expected) = match keeps_secrets(&new, &before.fields) {
-            // The version that was read: another request may change the secrets at this moment.
+            // Another request may change the secrets now, so the update compares the version that was read.
             true => {
                 let (new, credentials) = with_stored(new, &before.fields, self.opened(&before)?)?;
                 (new, credentials, expected.or(Some(before.version)))
@@ -209,8 +210,8 @@ impl Registrations {
         }
     }
 
-    /// The digest by which an address is found again that the database does not have in full. A query string may be a secret that is easy to guess,
-    /// so its digest needs the key.
+    /// The digest that identifies a URL, which the database does not store in full. A query string may be a secret that
+    /// is easy to guess, so its digest needs the key.
     fn digest(&self, endpoint: &Endpoint) -> Bytes {
         let address = endpoint.uri().to_string();
         match endpoint.uri().query() {
@@ -227,7 +228,7 @@ impl Registrations {
         &self,
         subscription: hub_store::Subscription,
     ) -> Result<Versioned<posthaste_api::Subscription>, RegistrationError> {
-        // Without the key the kind can still be shown; only delivery needs more.
+        // Without the key, the type of the credentials can still be shown.
         let auth = match self.opened(&subscription) {
             Ok(credentials) => credentials.auth.public(),
             Err(_) => sealed_auth(&subscription),
@@ -264,7 +265,7 @@ fn is_permanent(error: &RegistrationError) -> bool {
     }
 }
 
-/// True if a replacement keeps a stored secret.
+/// True if the replacement keeps a stored secret.
 fn keeps_secrets(new: &NewSubscription, before: &SubscriptionFields) -> bool {
     let keeps_auth = match &new.auth {
         Some(auth) => auth.keeps_secret(),
@@ -277,7 +278,7 @@ fn keeps_secrets(new: &NewSubscription, before: &SubscriptionFields) -> bool {
     keeps_auth || keeps_headers || is_masked_endpoint(&new.endpoint)
 }
 
-/// The replacement with the stored secrets in the place of those that it leaves out or masks.
+/// The replacement, with the stored value for each secret that it leaves out or masks.
 fn with_stored(
     mut new: NewSubscription,
     before: &SubscriptionFields,
@@ -285,12 +286,11 @@ fn with_stored(
 ) -> Result<(NewSubscription, Credentials), RegistrationError> {
     let mut errors = Vec::new();
     if is_masked_endpoint(&new.endpoint) {
-        // Only the very address that was shown: a token must not follow to another host.
+        // Only for exactly the URL that was shown: a token must not be sent to another host.
         match (old.endpoint, new.endpoint == before.endpoint) {
             (Some(endpoint), true) => new.endpoint = endpoint,
             _ => {
-                let why =
-                    format!("has {MASK} in the place of a value: give the whole address, or leave it as it is shown");
+                let why = format!("has {MASK} instead of a value: give the whole address, or leave it as it is shown");
                 errors.push(FieldError::new("endpoint", why));
             }
         }
@@ -374,7 +374,7 @@ fn shown_key(key: hub_store::EventKey) -> EventKey {
     }
 }
 
-/// Ids in our own tables are UUIDs that we made.
+/// Ids in the hub's tables are always UUIDs, because the hub makes them.
 fn parsed(id: &str) -> Uuid {
     Uuid::parse_str(id).unwrap_or_default()
 }

@@ -10,7 +10,7 @@ use crate::attempt_log::{AttemptLog, Described};
 use crate::supervisor::Supervisor;
 use crate::watched::{Counts, Progress, Watched};
 
-/// Makes the source of a relay anew, after a panic.
+/// Makes a new source for a relay after a panic.
 pub(crate) type MakeSource<S> = Box<dyn Fn() -> MadeSource<S> + Send + Sync>;
 type MadeSource<S> = Pin<Box<dyn Future<Output = Result<S, StoreError>> + Send>>;
 
@@ -23,7 +23,7 @@ pub(crate) struct Relays {
 }
 
 impl Relays {
-    /// Starts one more instance of the engine on `first`. After a panic it goes on with a source that `make` makes.
+    /// Starts a relay on the source `first`. After a panic, the relay restarts with a source from `make`.
     pub(crate) fn start<S, K>(
         &self,
         name: impl Into<String>,
@@ -98,7 +98,9 @@ where
                 let relay = Relay::new(self.name.to_string(), source, self.sink.clone(), self.options.clone());
                 relay.run(stop).await;
             }
-            Err(error) => tracing::error!(relay = &*self.name, error = error.chain(), "a relay has no source"),
+            Err(error) => {
+                tracing::error!(relay = &*self.name, error = error.chain(), "failed to make the source of a relay")
+            }
         }
     }
 
@@ -107,8 +109,8 @@ where
         if let Some(last) = last
             && let Err(error) = last.close().await
         {
-            // Its leases end by themselves.
-            tracing::warn!(relay = &*self.name, error = error.chain(), "the source of a failed relay was not closed");
+            // The leases of the old source will expire.
+            tracing::warn!(relay = &*self.name, error = error.chain(), "failed to close the source of a failed relay");
         }
         let first = lock(&self.first).take();
         let source = match first {
@@ -157,7 +159,7 @@ mod tests {
         }
     }
 
-    /// Panics at the first claim of the test, whichever source that is.
+    /// A source that panics at the first claim of the test. Siblings share the count of claims.
     #[derive(Default)]
     struct Fragile {
         claims: Arc<AtomicUsize>,
@@ -166,7 +168,7 @@ mod tests {
     }
 
     impl Fragile {
-        /// Another one that shares the counters.
+        /// Another source that shares the counters.
         fn sibling(&self) -> Self {
             Self { claims: self.claims.clone(), closed: self.closed.clone(), wakeup: Wakeup::default() }
         }
@@ -232,7 +234,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_relay_goes_on_after_a_panic_of_its_claim() {
+    async fn a_relay_restarts_after_a_panic_of_its_claim() {
         let (relays, arrived, source) = (Relays::default(), Arc::new(Notify::new()), Fragile::default());
         let make = again(&source);
         relays.start("relay", source, make, Arrivals(arrived.clone()), RelayOptions::default());
@@ -242,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_source_of_a_failed_relay_is_closed_before_the_next_one_begins() {
+    async fn the_source_of_a_failed_relay_is_closed_before_the_next_one_is_made() {
         let source = Fragile::default();
         let (closed, make) = (source.closed.clone(), again(&source));
         let task = RelayTask {

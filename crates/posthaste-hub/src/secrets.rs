@@ -11,8 +11,8 @@ use ring::rand::{SecureRandom, SystemRandom};
 
 /// Seals subscribers' credentials, in the database and on the bus alike.
 ///
-/// A sealed text is `1 ‖ key id (4) ‖ nonce (12) ‖ ciphertext and tag`, bound to the subscription it belongs to: moved to
-/// another one it does not open.
+/// A sealed text is `1 ‖ key id (4) ‖ nonce (12) ‖ ciphertext and tag`, bound to its subscription: it cannot be
+/// opened for another one.
 #[derive(Clone)]
 pub struct Sealer {
     key: Arc<LessSafeKey>,
@@ -54,7 +54,7 @@ pub enum SecretError {
 }
 
 impl Sealer {
-    /// Reads the key, making a new one (readable by its owner only) where there is none.
+    /// Reads the key. If there is no key file, makes one that only its owner can read.
     pub fn open(path: &Path) -> Result<Self, SecretError> {
         match Self::read(path) {
             Err(SecretError::Missing(_)) => {
@@ -68,7 +68,7 @@ impl Sealer {
         }
     }
 
-    /// Reads the key of a file that only its owner can use.
+    /// Reads the key from a file that only its owner can use.
     pub fn read(path: &Path) -> Result<Self, SecretError> {
         let key_file = |source: std::io::Error| match source.kind() {
             std::io::ErrorKind::NotFound => SecretError::Missing(path.to_owned()),
@@ -77,7 +77,7 @@ impl Sealer {
         let mut file = std::fs::File::open(path).map_err(key_file)?;
         let metadata = file.metadata().map_err(key_file)?;
         let mode = metadata.mode() & 0o777;
-        // Secrets that an orchestrator mounts belong to root and are read by way of a group.
+        // Secrets that an orchestrator mounts belong to root, and the process reads them through its group.
         let too_open = if metadata.uid() == 0 { 0o037 } else { 0o077 };
         if mode & too_open != 0 {
             return Err(SecretError::NotPrivate { path: path.to_owned(), mode });
@@ -91,14 +91,14 @@ impl Sealer {
     fn with_key(key: &[u8; KEY_LENGTH], random: SystemRandom) -> Option<Self> {
         let mut key_id = [0; 4];
         key_id.copy_from_slice(&digest(&SHA256, key).as_ref()[..4]);
-        // A key of its own for each purpose.
+        // Each purpose has its own key.
         let digest_key = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), b"posthaste digest");
         let digest_key = hmac::Key::new(hmac::HMAC_SHA256, digest_key.as_ref());
         let key = UnboundKey::new(&CHACHA20_POLY1305, key).ok()?;
         Some(Self { key: Arc::new(LessSafeKey::new(key)), digest_key, key_id, random })
     }
 
-    /// The same for the same text. Without the key, nobody can check a guess of the text against it.
+    /// A digest that is equal for equal texts. Without the key, a guess of the text cannot be checked against it.
     pub fn keyed_digest(&self, text: &[u8]) -> Vec<u8> {
         hmac::sign(&self.digest_key, text).as_ref().to_vec()
     }
@@ -141,12 +141,12 @@ impl fmt::Debug for Sealer {
     }
 }
 
-/// The same for the same text. Anybody can check a guess of the text against it.
+/// A digest that is equal for equal texts. A guess of the text can be checked against it without a key.
 pub(crate) fn plain_digest(text: &[u8]) -> Vec<u8> {
     digest(&SHA256, text).as_ref().to_vec()
 }
 
-/// A key file is there as a whole or not at all: a crash in between must not leave an empty one.
+/// Writes the whole key file or nothing: a crash must not leave an empty file.
 fn write_key(path: &Path, text: &str) -> std::io::Result<()> {
     let mut new = path.as_os_str().to_owned();
     new.push(".new");
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_sealed_opens_for_its_subscription_only() {
+    fn sealed_credentials_open_only_for_their_subscription() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.key");
         let sealer = Sealer::open(&path).unwrap();

@@ -1,6 +1,6 @@
-//! What can be set of the hub's services. Each key is declared here and nowhere else: its name and type as a field, its
-//! default and its limits beside it. The configuration file has one section per struct; its commented default text
-//! documents the keys, and a test holds the two together.
+//! The settings of the hub's services. Each key is declared only here: its name and type as a field, its default and
+//! its limits beside it. The configuration file has one section per struct. Its commented default text documents the
+//! keys, and a test compares the two.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -58,7 +58,7 @@ impl BusSettings {
     }
 }
 
-/// How rows leave the outbox table.
+/// How rows of the outbox table are published to the bus.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OutboxSettings {
@@ -104,7 +104,7 @@ impl OutboxSettings {
     }
 }
 
-/// Which domain an event belongs to.
+/// The rules that select the domain of an event.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RoutingSettings {
@@ -138,7 +138,7 @@ pub struct DeliverySettings {
     #[serde(with = "duration_text")]
     pub timeout: Duration,
     pub max_retry: u32,
-    /// How many requests to one subscription are under way at once.
+    /// The maximum number of concurrent requests to one subscription.
     pub concurrency: usize,
 }
 
@@ -166,7 +166,7 @@ pub struct DltSettings {
     pub timeout: Duration,
     #[serde(with = "duration_text")]
     pub retry_interval: Duration,
-    /// How many scheduled retries a dead letter has; 0: none.
+    /// The number of scheduled retries of a dead letter; 0 for none.
     pub max_retry: u32,
     pub batch_size: usize,
 }

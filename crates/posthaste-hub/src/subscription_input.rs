@@ -2,12 +2,12 @@ use posthaste_api::{FieldError, Input, MASK, NewSubscription, SubscriptionIn, is
 use posthaste_webhook::{Endpoint, check_custom_headers};
 use serde::Deserialize;
 
-/// A subscription that is to be made, checked as a whole: by the rules of its fields, and by what can be sent over HTTP.
+/// A new subscription. Its fields are checked, and that requests can be built from them.
 #[derive(Deserialize)]
 #[serde(transparent)]
 pub struct SubscriptionRequest(SubscriptionIn);
 
-/// A subscription that replaces another: what is secret and absent stays as it is.
+/// A subscription that replaces another. Secrets that are absent keep their stored values.
 #[derive(Deserialize)]
 #[serde(transparent)]
 pub struct SubscriptionReplacement(SubscriptionIn);
@@ -44,7 +44,7 @@ impl Input for SubscriptionReplacement {
 /// A subscription names its events by one of these.
 const TARGET: &[&[&str]] = &[&["definitionId", "eventKey"]];
 
-/// What no request could be made of. That an address is missing is said elsewhere.
+/// Errors of fields from which no request can be built. A missing URL is reported elsewhere.
 fn unsendable(subscription: &SubscriptionIn) -> Vec<FieldError> {
     let mut errors = Vec::new();
     if !subscription.endpoint.is_empty()
@@ -59,7 +59,7 @@ fn unsendable(subscription: &SubscriptionIn) -> Vec<FieldError> {
     errors
 }
 
-/// A new subscription has no stored values that a mask could stand for.
+/// Errors of masked fields: a new subscription has no stored values that could replace a mask.
 fn masked(subscription: &SubscriptionIn) -> Vec<FieldError> {
     let why = format!("is {MASK}, which only hides a stored value: give the value itself");
     let headers = subscription.headers.iter().flat_map(|headers| &headers.0);

@@ -1,7 +1,7 @@
-//! One way to run a task that has to run for as long as the hub does.
+//! Runs tasks that must run for as long as the hub does.
 //!
-//! When a task panics, or ends before the hub stops, the supervisor logs it, counts it, and starts the task again after a
-//! pause. A task that fails again and again is reported to [`Health`], so that readiness names it.
+//! When a task panics, or ends before the hub stops, the supervisor logs it, counts it, and starts the task again after
+//! a pause. A task that fails again and again is reported to [`Health`], so that readiness names it.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -21,9 +21,9 @@ use crate::health::Health;
 /// The pause before the first restart; it doubles with each failure in a row.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// A task that has run for this long is well again.
+/// A task that ran for this long counts as recovered: its failures are forgotten.
 const STABLE: Duration = Duration::from_secs(30);
-/// So many failures in a row are a task that does not come back.
+/// After this many failures in a row, a task is reported as failing.
 const TOLERATED: u32 = 3;
 
 /// Runs the tasks of a hub and stops them together.
@@ -35,7 +35,7 @@ pub(crate) struct Supervisor {
 }
 
 impl Supervisor {
-    /// Runs what `make` makes until the hub stops, and makes it anew when it ends before that.
+    /// Runs the future that `make` returns until the hub stops. If it ends earlier, `make` is called again.
     pub(crate) fn spawn<T>(&self, task: impl Into<Arc<str>>, make: impl FnMut() -> T + Send + 'static)
     where
         T: Future<Output = ()> + Send + 'static,
@@ -59,7 +59,7 @@ impl Supervisor {
         let mut running = std::mem::take(&mut *lock(&self.running));
         while let Some(ended) = running.join_next().await {
             if let Err(error) = ended {
-                tracing::error!(%error, "a task did not end as it should");
+                tracing::error!(%error, "a supervised task panicked or was cancelled");
             }
         }
     }
@@ -74,7 +74,7 @@ async fn keep<T: Future<Output = ()> + Send>(
     let mut failures = 0;
     let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
     loop {
-        // Made inside, so that a panic of `make` is caught, too.
+        // `make` is called inside the future, so that its panics are caught, too.
         let mut running = pin!(AssertUnwindSafe(async { make().await }).catch_unwind());
         let early = tokio::select! {
             biased;
@@ -102,7 +102,7 @@ async fn keep<T: Future<Output = ()> + Send>(
             }
         };
         let pause = backoff.next_pause();
-        tracing::error!(task = &*task, reason, failures, ?pause, "a task failed and is started again after the pause");
+        tracing::error!(task = &*task, reason, failures, ?pause, "a task failed and restarts after the pause");
         if failures >= TOLERATED {
             health.down(&task, format!("failed {failures} times in a row: {reason}"));
         }
@@ -120,7 +120,7 @@ mod tests {
 
     use super::*;
 
-    /// A task that panics the first `times`, and then runs until the stop.
+    /// A task that panics at its first `times` starts, and then runs until the stop.
     fn failing(supervisor: &Supervisor, times: u32) -> Arc<AtomicU32> {
         let starts = Arc::new(AtomicU32::new(0));
         let (counted, stop) = (starts.clone(), supervisor.stopping().clone());
@@ -141,34 +141,34 @@ mod tests {
             }
             sleep(Duration::from_millis(10)).await;
         }
-        panic!("waited in vain: {what}");
+        panic!("timed out waiting until {what}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_panics_is_started_again_and_one_panic_is_no_failure() {
+    async fn a_task_restarts_after_a_panic_and_one_panic_is_not_reported() {
         let supervisor = Supervisor::default();
         let starts = failing(&supervisor, 1);
-        until("a second start", || starts.load(Ordering::Relaxed) == 2).await;
+        until("the task starts twice", || starts.load(Ordering::Relaxed) == 2).await;
         assert!(supervisor.health().failing().is_empty());
         supervisor.stop().await;
         assert_eq!(starts.load(Ordering::Relaxed), 2);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_does_not_come_back_is_named_until_it_runs_again() {
+    async fn a_task_that_keeps_failing_is_reported_until_it_recovers() {
         let supervisor = Supervisor::default();
         let starts = failing(&supervisor, 5);
-        until("it is reported", || !supervisor.health().failing().is_empty()).await;
+        until("the task is reported", || !supervisor.health().failing().is_empty()).await;
         let failing = supervisor.health().failing();
         assert!(failing["task"].contains("3 times in a row: it panicked: start number 3"), "{failing:?}");
-        until("a start that holds", || starts.load(Ordering::Relaxed) == 6).await;
-        assert!(!supervisor.health().failing().is_empty(), "it has only just begun");
-        until("it is well again", || supervisor.health().failing().is_empty()).await;
+        until("the task runs without a panic", || starts.load(Ordering::Relaxed) == 6).await;
+        assert!(!supervisor.health().failing().is_empty(), "the task has only just restarted");
+        until("the task counts as recovered", || supervisor.health().failing().is_empty()).await;
         supervisor.stop().await;
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_ends_by_itself_is_started_again() {
+    async fn a_task_that_ends_by_itself_restarts() {
         let supervisor = Supervisor::default();
         let starts = Arc::new(AtomicU32::new(0));
         let counted = starts.clone();
@@ -176,7 +176,7 @@ mod tests {
             counted.fetch_add(1, Ordering::Relaxed);
             async {}
         });
-        until("it is reported", || !supervisor.health().failing().is_empty()).await;
+        until("the task is reported", || !supervisor.health().failing().is_empty()).await;
         assert!(starts.load(Ordering::Relaxed) >= 3);
         supervisor.stop().await;
     }

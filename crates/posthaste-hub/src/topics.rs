@@ -17,7 +17,7 @@ impl TopicNames {
         format!("{}.events.{event_type}", self.prefix).into()
     }
 
-    /// What the names of all event topics start with.
+    /// The prefix of the names of all event topics.
     pub(crate) fn all_events(&self) -> String {
         format!("{}.events.", self.prefix)
     }

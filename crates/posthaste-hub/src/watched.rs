@@ -20,7 +20,7 @@ pub(crate) struct Progress {
 pub(crate) struct Counts {
     /// Attempts whose outcome is recorded.
     pub(crate) settled: u64,
-    /// Those of them that count: delivered, given up, or failed by the item's own fault.
+    /// The recorded attempts that count: delivered, dead, or failed because of the item itself.
     pub(crate) completed: u64,
 }
 
@@ -50,7 +50,7 @@ impl Progress {
     }
 }
 
-/// A source whose settlements are counted for readiness, and logged where an attempt failed.
+/// A source whose settlements are counted for readiness. Failed attempts are logged.
 pub(crate) struct Watched<S> {
     relay: Arc<str>,
     source: S,

@@ -18,7 +18,7 @@ use crate::secrets::{Sealer, SecretError};
 
 /// How long a delivery whose lane was full waits before the next attempt.
 const LANE_PAUSE: Duration = Duration::from_secs(5);
-/// What an event's own headers may add to a request: endpoints refuse more than a few kilobytes.
+/// The maximum size of the event's own headers in a request: endpoints refuse more than a few kilobytes.
 const MAX_FORWARDED: usize = 64;
 const MAX_FORWARDED_BYTES: usize = 4_096;
 
@@ -32,12 +32,12 @@ pub(crate) struct WebhookDispatcher {
 }
 
 impl WebhookDispatcher {
-    /// `width` is how many requests to one subscription are under way at once.
+    /// `width` is the maximum number of concurrent requests to one subscription.
     pub(crate) fn new(client: Client, sealer: Sealer, width: usize, stopping: CancellationToken) -> Self {
         Self { client, sealer, lanes: Lanes::new(width), stopping }
     }
 
-    /// The same client with lanes of its own, so that dead letters do not delay fresh events.
+    /// A dispatcher with the same client and separate lanes, so that dead letters do not delay fresh events.
     pub(crate) fn with_lanes(&self, width: usize) -> Self {
         Self { lanes: Lanes::new(width), ..self.clone() }
     }
@@ -50,7 +50,7 @@ impl WebhookDispatcher {
         let lane = self.lanes.of(&message.subscription_id);
         let permit = tokio::select! {
             biased;
-            // A stop waits for the requests that were sent and sends no new ones.
+            // During a stop, requests in flight finish and no new ones are sent.
             () = self.stopping.cancelled() => return Outcome::Snoozed { wait: Duration::ZERO },
             permit = lane.acquire() => permit,
         };
@@ -82,7 +82,7 @@ impl WebhookDispatcher {
     }
 
     fn credentials(&self, message: &OutboxEvent) -> Result<Credentials, Failure> {
-        // Not the subscriber's fault and not for ever: an operator can bring the key back.
+        // An outage: the subscriber did not cause it, and an operator can restore the key.
         let closed =
             |error: SecretError| Failure::outage("sealed", "the credentials cannot be opened").cause(error.to_string());
         Credentials::open(&self.sealer, &message.subscription_id, &message.sealed_credentials).map_err(closed)
@@ -106,7 +106,7 @@ fn body(event: &EventHubEvent) -> Option<Bytes> {
     }
 }
 
-/// The event's own type; the subscription's only where the event has none.
+/// The content type of the event, or that of the subscription if the event has none.
 fn content_type(message: &OutboxEvent, event: &EventHubEvent) -> Cow<'static, str> {
     match (&event.content_type, message.payload_type()) {
         (Some(content_type), _) => Cow::Owned(content_type.clone()),
@@ -143,7 +143,7 @@ fn request_headers(
     headers
 }
 
-/// True if this can be the name of an HTTP header.
+/// True if the text can be the name of an HTTP header.
 fn is_token(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte))
 }
@@ -160,7 +160,7 @@ impl Sink for FreshDeliveries {
     type Item = BusItem<OutboxEvent>;
 
     async fn deliver(&self, batch: Vec<Delivery<Self::Item>>) {
-        // Each goes its own way: the relay bounds how many there are, and none waits for its neighbour.
+        // Deliveries run concurrently and do not wait for each other. The relay bounds their number.
         for delivery in batch {
             let dispatcher = self.0.clone();
             tokio::spawn(async move {
@@ -172,7 +172,7 @@ impl Sink for FreshDeliveries {
     }
 }
 
-/// The sink of the dead-letter retry: scheduled and replayed dead letters, with a timeout of their own at least.
+/// The sink of the dead-letter retry: scheduled and replayed dead letters. Their timeout is at least `timeout`.
 pub(crate) struct DeadLetterDeliveries {
     pub(crate) dispatcher: WebhookDispatcher,
     pub(crate) timeout: Duration,

@@ -14,9 +14,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::write_timeout::WriteTimeout;
 
-/// How long requests may still take after a stop.
+/// How long running requests may take after a stop.
 const LAST_REQUESTS: Duration = Duration::from_secs(10);
-/// How long to wait when the system has no more room for connections.
+/// The pause after the operating system failed to accept a connection.
 const NO_ROOM: Duration = Duration::from_secs(1);
 
 /// The limits for the clients of the server.
@@ -26,7 +26,7 @@ pub struct ClientLimits {
     pub header_timeout: Duration,
     /// How long a client may take for the body of a request, and how long it may read nothing of a response.
     pub body_timeout: Duration,
-    /// How many connections are open at once. Others wait in the system's queue.
+    /// The maximum number of open connections. Other clients wait in the queue of the operating system.
     pub max_connections: usize,
 }
 
@@ -54,7 +54,7 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, limits: ClientL
     drop(listener);
     let finishing = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(LAST_REQUESTS, finishing).await.is_err() {
-        tracing::warn!("cutting off requests that are still running");
+        tracing::warn!("closing connections whose requests are still running");
     }
 }
 
@@ -62,7 +62,7 @@ async fn accept(listener: &TcpListener) -> TcpStream {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => return stream,
-            // The client went away while it waited, which does not affect others.
+            // The client disconnected while it waited, which does not affect others.
             Err(error) if is_of_one_client(&error) => {}
             Err(error) => {
                 tracing::error!(%error, "failed to accept connections; trying again");

@@ -27,7 +27,7 @@ pub(crate) async fn publish(
         Some(Accepted::Stored) => StatusCode::ACCEPTED,
         Some(Accepted::Known) => StatusCode::OK,
         Some(refused) => return Err(refusal(refused, &event_id)),
-        None => return Err(Answer::of(Code::Internal, "the event has no answer")),
+        None => return Err(Answer::of(Code::Internal, "the event has no result")),
     };
     Ok((status, axum::Json(PublishOut { event_id })).into_response())
 }
@@ -106,7 +106,7 @@ async fn store_each(app: &App, events: Vec<Result<Event, Answer>>) -> Result<Vec
             Some(Accepted::Stored) => BatchItem::Stored { event_id, status: 202 },
             Some(Accepted::Known) => BatchItem::Stored { event_id, status: 200 },
             Some(other) => refused(refusal(other, &event_id)),
-            None => refused(Answer::of(Code::Internal, "the event has no answer")),
+            None => refused(Answer::of(Code::Internal, "the event has no result")),
         },
         Err(answer) => refused(answer),
     };
@@ -148,7 +148,7 @@ fn refusal(accepted: Accepted, event_id: &str) -> Answer {
     match accepted {
         Accepted::Refused(error) => Answer::from(error),
         _ => {
-            let detail = format!("event id {event_id:?} belongs to an event of another type or payload, which stays");
+            let detail = format!("event id {event_id:?} belongs to a stored event with another type or payload");
             Answer::of(Code::EventIdConflict, detail)
         }
     }

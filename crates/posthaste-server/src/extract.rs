@@ -95,7 +95,7 @@ fn query<T: Input>(text: &str) -> Result<T, String> {
     })
 }
 
-/// The name of a pair, decoded: as a caller would write it.
+/// The decoded name of a pair.
 fn name_of(pair: &str) -> String {
     let uri = Uri::builder().path_and_query(format!("/?{}=", pair.split('=').next().unwrap_or_default())).build();
     let pairs = uri.ok().and_then(|uri| Query::<Vec<(String, String)>>::try_from_uri(&uri).ok());
@@ -114,7 +114,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Segment {
     }
 }
 
-/// Reads an id in a path. A text that is no UUID is not found.
+/// Reads an id in a path. Returns `NotFound` for a text that is not a UUID.
 pub(crate) fn id(text: &str, what: &str) -> Result<Uuid, Answer> {
     Uuid::parse_str(text).map_err(|_| {
         let shown: String = text.chars().take(64).collect();

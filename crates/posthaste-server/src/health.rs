@@ -11,7 +11,7 @@ pub(crate) async fn process() -> Response {
     axum::Json(json!({ "status": "ok" })).into_response()
 }
 
-/// Reports if the server is ready, part by part. A 503 names the parts that are not.
+/// Reports the readiness of each part. The status is 503 if a part is not ready.
 pub(crate) async fn readiness(State(app): State<App>) -> Response {
     let readiness = app.hub.readiness().await;
     let part = |status: &PartStatus| match status {

@@ -7,8 +7,8 @@ use axum::response::{IntoResponse, Response};
 
 use crate::problem::{Answer, Code};
 
-/// Refuses requests that were addressed to another name: a web page elsewhere could otherwise point a name of its own
-/// at this loopback server and speak to it from a visitor's browser.
+/// Refuses requests whose Host header names another machine. Otherwise a foreign web page could point its own host name
+/// at this loopback server, and call it from a visitor's browser (DNS rebinding).
 pub(crate) async fn refuse_foreign(request: Request, next: Next) -> Response {
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
     let host = host.or_else(|| request.uri().host());
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_of_this_machine_pass() {
+    fn only_host_names_of_this_machine_are_accepted() {
         for host in ["localhost", "localhost:8080", "LOCALHOST", "127.0.0.1:8080", "127.0.0.2", "[::1]:8080", "[::1]"] {
             assert!(is_this_machine(host), "{host}");
         }

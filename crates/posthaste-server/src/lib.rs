@@ -1,6 +1,6 @@
 //! The HTTP interface of Posthaste: the REST API of the hub, health checks and metrics.
 //!
-//! Handlers only translate: a request becomes one call of the hub, an error becomes one problem document
+//! Handlers only translate: a request becomes one call of the hub, and an error becomes one problem document
 //! ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)) with a stable code.
 
 mod connections;

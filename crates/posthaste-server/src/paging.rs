@@ -6,8 +6,8 @@ use uuid::Uuid;
 const MAX_SIZE: u32 = 500;
 const DEFAULT_SIZE: u32 = 50;
 
-/// Pages count from 0 and have at most 500 entries. A cursor, the id of the last entry of the page before, selects a
-/// page without its number.
+/// Pages count from 0 and have at most 500 entries. A cursor, which is the id of the previous page's last entry,
+/// selects a page instead of its number.
 pub(crate) fn page_request(
     page: Option<u32>,
     size: Option<u32>,
@@ -19,12 +19,12 @@ pub(crate) fn page_request(
         errors.push(FieldError::new("size", format!("is {size} and not 1 to {MAX_SIZE}")));
     }
     if page.is_some() && cursor.is_some() {
-        errors.push(FieldError::new("cursor", "is given beside page: give one of them"));
+        errors.push(FieldError::new("cursor", "is given together with page: give only one of them"));
     }
     PageRequest { page: page.unwrap_or(0), size, after: cursor }
 }
 
-/// As [`page_request`], for lists in the order of their ids.
+/// Like [`page_request`], for lists that are sorted by id.
 pub(crate) fn page_request_by_id(
     page: Option<u32>,
     size: Option<u32>,

@@ -54,7 +54,7 @@ impl Code {
         Self::Stopping,
     ];
 
-    /// The code as it is sent.
+    /// The code in responses.
     pub fn as_str(self) -> &'static str {
         self.parts().0
     }
@@ -82,7 +82,7 @@ impl Code {
             Self::TooLarge => ("too_large", 413, "the request is too large"),
             Self::UnsupportedMediaType => ("unsupported_media_type", 415, "unsupported media type"),
             Self::Internal => ("internal", 500, "internal error"),
-            Self::CommitUnknown => ("commit_unknown", 503, "it is not known whether it was stored"),
+            Self::CommitUnknown => ("commit_unknown", 503, "it may or may not be stored"),
             Self::StoreUnavailable => ("store_unavailable", 503, "the database does not answer"),
             Self::Stopping => ("stopping", 503, "the server is stopping"),
         }
@@ -126,7 +126,7 @@ impl IntoResponse for Answer {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(Problem::CONTENT_TYPE));
         if matches!(status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT) {
-            // The rest of the body is not read, so nothing else can follow on this connection.
+            // The rest of the body is not read, so the connection cannot be used again.
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         if status == StatusCode::SERVICE_UNAVAILABLE {
@@ -152,11 +152,11 @@ impl From<&StoreError> for Answer {
         match error.kind() {
             FaultKind::Transient => Self::of(Code::StoreUnavailable, "repeat the request in a moment"),
             FaultKind::OutcomeUnknown => {
-                let detail = "repeat an event with the same event id: it is stored once; look whether another change was \
-                              made before you repeat it";
+                let detail = "repeat an event with the same event id: it is stored once; check any other change before \
+                              you repeat it";
                 Self::of(Code::CommitUnknown, detail)
             }
-            FaultKind::Permanent => Self::of(Code::Internal, "the server's log says more"),
+            FaultKind::Permanent => Self::of(Code::Internal, "see the log of the server"),
         }
     }
 }

@@ -12,10 +12,10 @@ use crate::extract::BodyTimeout;
 use crate::problem::{Answer, Code};
 use crate::{dead_letters, events, health, host, registry};
 
-/// One event of the largest payload, in base64 and with the largest headers, and some room.
+/// Enough for one event with the largest payload in base64 and the largest headers.
 const MAX_EVENT_BODY: usize = 2 * 1024 * 1024;
 const MAX_BATCH_BODY: usize = 16 * 1024 * 1024;
-/// Everything else is small. A replay of 10,000 ids has 400 KB.
+/// Enough for all other requests. A replay of 10,000 ids has 400 KB.
 const MAX_BODY: usize = 512 * 1024;
 
 /// The state that handlers share.
@@ -52,7 +52,9 @@ pub(crate) fn router(hub: Arc<Hub>, metrics: PrometheusHandle, limits: ClientLim
         .route("/readyz", get(health::readiness))
         .route("/metrics", get(health::metrics))
         .fallback(async || Answer::of(Code::NotFound, "there is nothing at this path"))
-        .method_not_allowed_fallback(async || Answer::of(Code::MethodNotAllowed, "this path knows other methods"))
+        .method_not_allowed_fallback(async || {
+            Answer::of(Code::MethodNotAllowed, "this path does not support this method")
+        })
         .layer(limited(MAX_BODY))
         .layer(Extension(BodyTimeout(limits.body_timeout)))
         .layer(from_fn(host::refuse_foreign))

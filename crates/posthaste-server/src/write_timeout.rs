@@ -8,8 +8,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-/// A connection that fails when the client reads nothing of what is written for too long. Hyper itself would wait for
-/// such a client for ever.
+/// A connection that fails if the client does not read a response for too long. Hyper itself would wait for such a
+/// client for ever.
 pub(crate) struct WriteTimeout {
     stream: TcpStream,
     limit: Duration,

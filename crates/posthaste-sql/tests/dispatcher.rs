@@ -1,4 +1,5 @@
-//! The library on a file of its own: business code writes in its transaction, a listener is called after it.
+//! The library on a SQLite file: business code writes an event in its transaction, and a listener is called after the
+//! commit.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -16,7 +17,7 @@ use tokio::sync::Notify;
 const MODES: [Mode; 3] = [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED];
 
 struct Shop {
-    /// The service's own pool, which knows nothing of Posthaste.
+    /// The service's own pool, without any settings of Posthaste.
     pool: SqlitePool,
     folder: TempDir,
 }
@@ -39,14 +40,14 @@ impl Shop {
                 max: Duration::from_millis(50),
                 max_attempts: Some(3),
             },
-            // Long, so that only wake-ups and due times explain a delivery.
+            // Long, so that only a wake-up or a due time can cause a delivery.
             poll_interval: Some(Duration::from_secs(3_600)),
             ..Settings::default()
         };
         Outbox::new(self.pool.clone()).settings(settings)
     }
 
-    /// One order and its event, in one transaction that the outbox sees the end of.
+    /// Writes one order and its event in a transaction of the outbox, which notices the commit.
     async fn place(&self, outbox: &Outbox<OutboxStore>, number: i64, commit: bool) -> String {
         let mut transaction = outbox.begin().await.unwrap();
         sqlx::query("INSERT INTO orders (id) VALUES (?)").bind(number).execute(&mut *transaction).await.unwrap();
@@ -58,7 +59,7 @@ impl Shop {
         id
     }
 
-    /// The same in a transaction of sqlx.
+    /// Writes one order and its event in a transaction of sqlx.
     async fn place_plainly(&self, outbox: &Outbox<OutboxStore>, number: i64) -> String {
         let mut transaction = self.pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
         sqlx::query("INSERT INTO orders (id) VALUES (?)").bind(number).execute(&mut *transaction).await.unwrap();
@@ -76,17 +77,17 @@ async fn status(outbox: &Outbox<OutboxStore>, id: &str) -> OutboxStatus {
     outbox.find(id).await.unwrap().unwrap().status
 }
 
-/// What listeners were called with.
+/// The events with which listeners were called.
 #[derive(Clone, Default)]
 struct Calls(Arc<(Mutex<Vec<String>>, Notify)>);
 
 impl Calls {
-    /// Listeners that only remember.
+    /// Listeners that only record their calls.
     fn listeners(&self) -> Listeners {
         self.answering(|_| Outcome::Delivered)
     }
 
-    /// Listeners whose answer depends on how often they were called with the same event.
+    /// Listeners whose outcome depends on the number of calls with the same event.
     fn answering(&self, answer: impl Fn(usize) -> Outcome + Send + Sync + Clone + 'static) -> Listeners {
         let calls = self.clone();
         let listening = Listeners::new().on("order.placed", move |event| {
@@ -124,7 +125,7 @@ impl Calls {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_listener_is_called_once_for_what_committed_and_never_for_what_did_not() {
+async fn a_listener_is_called_once_per_committed_event_and_never_after_a_rollback() {
     for mode in MODES {
         let shop = Shop::open().await;
         let calls = Calls::default();
@@ -148,7 +149,7 @@ async fn a_listener_is_called_once_for_what_committed_and_never_for_what_did_not
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_writers_at_once_and_the_dispatcher_do_not_get_in_each_others_way() {
+async fn many_concurrent_writers_and_the_dispatcher_do_not_block_each_other() {
     for mode in MODES {
         let shop = Arc::new(Shop::open().await);
         let calls = Calls::default();
@@ -216,9 +217,9 @@ async fn a_snooze_costs_no_attempt_and_an_unroutable_event_is_dead_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_crash_loses_nothing_and_the_next_process_goes_on() {
+async fn a_crash_loses_no_event_and_the_next_process_continues() {
     let shop = Shop::open().await;
-    // A process that claimed and died.
+    // A process that claimed a row and crashed.
     let store = Database::open(&format!("sqlite://{}", shop.folder.path().join("shop.db").display())).await.unwrap();
     let store = store.outbox(TableName::new("shop_outbox").unwrap(), Mode::SingleNode).await.unwrap();
     let crashed = Table::open(store, Reader::Dispatcher, Duration::from_secs(30)).await.unwrap();
@@ -228,7 +229,7 @@ async fn a_crash_loses_nothing_and_the_next_process_goes_on() {
     let claimed = crashed.dispatcher_source().claim(4).await.unwrap();
     assert_eq!(claimed.items.len(), 4);
 
-    // The next one, told that nobody else is there.
+    // The next process, which knows that no other process uses the file.
     crashed.store().void_lease().await.unwrap();
     let calls = Calls::default();
     let outbox = shop.outbox(Mode::SingleNode).listeners(calls.listeners()).start().await.unwrap();
@@ -241,7 +242,7 @@ async fn a_crash_loses_nothing_and_the_next_process_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_clean_stop_leaves_the_rest_to_another_node() {
+async fn a_clean_stop_leaves_the_remaining_events_to_another_node() {
     for mode in MODES {
         let shop = Shop::open().await;
         let calls = Calls::default();
@@ -290,7 +291,7 @@ async fn a_table_of_a_dispatcher_is_not_read_by_channels() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_process_that_only_writes_writes_for_any_mode() {
+async fn a_writer_only_process_writes_to_a_table_of_any_mode() {
     for mode in MODES {
         let shop = Shop::open().await;
         let calls = Calls::default();
@@ -300,7 +301,7 @@ async fn a_process_that_only_writes_writes_for_any_mode() {
         let writer = writer.settings(Settings { table, mode: Mode::WriterOnly, ..Settings::default() });
         let writer = writer.start().await.unwrap();
         shop.place(&writer, 1, true).await;
-        // Here nobody can be told: whoever reads finds it when it looks.
+        // SQLite has no NOTIFY: the test wakes the reader, which would otherwise find the event at its next poll.
         reader.committed();
         calls.wait_for(1).await;
         reader.close().await;

@@ -1,4 +1,4 @@
-//! The built-in bus on SQLite: the laws of the bus, and what only a file can show.
+//! The built-in bus on SQLite: the laws of the bus, and tests of behaviour that only a file has.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -56,8 +56,8 @@ fn record(topic: &str, number: u64) -> Record {
 }
 
 async fn publish(log: &Log, records: impl IntoIterator<Item = Record>) {
-    for answer in log.publish(records.into_iter().collect()).await {
-        answer.unwrap();
+    for result in log.publish(records.into_iter().collect()).await {
+        result.unwrap();
     }
 }
 
@@ -75,7 +75,7 @@ async fn ack<'a>(consumer: &dyn Consumer, fetched: impl IntoIterator<Item = &'a 
 }
 
 #[tokio::test]
-async fn a_restart_goes_on_after_the_acks() {
+async fn a_restart_continues_after_the_acks() {
     let file = File::new(1, LONG);
     let database = file.database().await;
     let log = Log::new(database.clone(), file.options.clone());
@@ -110,7 +110,7 @@ async fn voided_leases_are_free_for_the_consumers_of_every_process() {
 }
 
 #[tokio::test]
-async fn a_lease_from_before_the_clock_was_set_back_is_not_believed() {
+async fn a_lease_begun_before_the_clock_was_set_back_counts_as_ended() {
     let file = File::new(2, LONG);
     let (died, database) = (file.open().await, file.database().await);
     publish(&died, (0..4).map(|number| record("orders", number))).await;
@@ -150,29 +150,35 @@ async fn a_completed_set_over_its_bound_pauses_the_partition_until_it_shrinks() 
         fetched.extend(consumer.fetch(READ - fetched.len()).await.unwrap());
     }
     let holes = || fetched.iter().filter(|fetched| &*fetched.position.topic == "holes");
-    // Every second one stays open, which is the worst case of its text.
+    // Every second record is not acked, which makes the longest text of the completed set.
     ack(&*consumer, holes().filter(|fetched| fetched.position.offset % 2 == 1)).await;
     publish(&log, [record("whole", 1)]).await;
     let others = consumer.fetch(1_000).await.unwrap();
-    assert!(!others.is_empty() && others.iter().all(|fetched| &*fetched.position.topic == "whole"), "only one pauses");
+    assert!(
+        !others.is_empty() && others.iter().all(|fetched| &*fetched.position.topic == "whole"),
+        "only one partition is paused"
+    );
     assert!(consumer.fetch(1_000).await.unwrap().is_empty());
 
     ack(&*consumer, holes().filter(|fetched| fetched.position.offset % 2 == 0).take(5_000)).await;
     let rest = consumer.fetch(2_000).await.unwrap();
-    assert!(rest.len() >= 1_000 && rest.iter().all(|fetched| fetched.position.offset >= READ as i64 - 1), "it goes on");
+    assert!(
+        rest.len() >= 1_000 && rest.iter().all(|fetched| fetched.position.offset >= READ as i64 - 1),
+        "the partition is read again"
+    );
 
-    // The pause is of the partition, not of the consumer that met it.
+    // The pause is a property of the partition, so the next consumer pauses it, too.
     ack(&*consumer, rest.iter().filter(|fetched| fetched.position.offset % 2 == 1)).await;
     consumer.close().await.unwrap();
     let consumer = join(&log, "holes").await;
     let again = consumer.fetch(10).await.unwrap();
-    assert_eq!(offsets(&again), (10_000..10_010).step_by(2).collect::<Vec<_>>(), "what was left open comes again");
-    // Fewer than asked for, because others were done; there is more, and the consumer is told so.
+    assert_eq!(offsets(&again), (10_000..10_010).step_by(2).collect::<Vec<_>>(), "unacked records are read again");
+    // Fewer than the limit, because the others were done. There are more records, so the consumer is woken.
     tokio::time::timeout(LONG, consumer.wakeup().signalled()).await.unwrap();
 }
 
 #[tokio::test]
-async fn large_values_come_whole_and_not_all_at_once() {
+async fn large_values_are_read_whole_in_several_fetches() {
     let file = File::new(1, LONG);
     let log = file.open().await;
     let value = |number: u8| Bytes::from(vec![number; 1 << 20]);
@@ -180,7 +186,7 @@ async fn large_values_come_whole_and_not_all_at_once() {
     let consumer = join(&log, "orders").await;
     let first = consumer.fetch(100).await.unwrap();
     assert!((1..20).contains(&first.len()), "{} MiB in one fetch", first.len());
-    // Fewer than asked for, but there is more: the consumer is told to come again.
+    // Fewer than the limit, but there are more records, so the consumer is woken.
     tokio::time::timeout(LONG, consumer.wakeup().signalled()).await.unwrap();
     let rest = consumer.fetch(100).await.unwrap();
     for (number, fetched) in first.iter().chain(&rest).enumerate() {
@@ -190,7 +196,7 @@ async fn large_values_come_whole_and_not_all_at_once() {
 }
 
 #[tokio::test]
-async fn headers_and_odd_bytes_come_back_as_they_were() {
+async fn headers_and_arbitrary_bytes_are_read_unchanged() {
     let file = File::new(1, LONG);
     let log = file.open().await;
     let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
@@ -210,7 +216,7 @@ async fn headers_and_odd_bytes_come_back_as_they_were() {
 }
 
 #[tokio::test]
-async fn a_topic_keeps_the_number_of_partitions_it_was_made_with() {
+async fn a_topic_keeps_its_number_of_partitions() {
     let file = File::new(3, LONG);
     publish(&file.open().await, (0..30).map(|number| record("orders", number))).await;
     let wider = Log::new(file.database().await, LogOptions { partitions: 8, lease: LONG });
@@ -223,7 +229,7 @@ async fn a_topic_keeps_the_number_of_partitions_it_was_made_with() {
 }
 
 #[tokio::test]
-async fn a_busy_topic_does_not_starve_its_neighbours() {
+async fn a_busy_topic_does_not_starve_other_topics() {
     let file = File::new(1, LONG);
     let log = file.open().await;
     publish(&log, (0..1_000).map(|number| record("busy", number))).await;
@@ -237,7 +243,7 @@ async fn a_busy_topic_does_not_starve_its_neighbours() {
 }
 
 #[tokio::test]
-async fn leases_that_are_young_are_renewed_without_a_write() {
+async fn young_leases_are_renewed_without_a_write() {
     let file = File::new(2, LONG);
     let database = file.database().await;
     let log = Log::new(database.clone(), file.options.clone());
@@ -259,7 +265,7 @@ async fn leases_that_are_young_are_renewed_without_a_write() {
 }
 
 #[tokio::test]
-async fn a_group_starts_at_the_earliest_record_that_retention_left() {
+async fn a_group_starts_at_the_earliest_record_that_retention_kept() {
     let file = File::new(1, LONG);
     let database = file.database().await;
     let log = Log::new(database.clone(), file.options.clone());
@@ -273,19 +279,19 @@ async fn a_group_starts_at_the_earliest_record_that_retention_left() {
     assert_eq!(fetched.len(), 4);
     ack(&*consumer, &fetched).await;
     for state in log.topics().await.unwrap() {
-        assert_eq!(state.groups, [("group".to_owned(), state.next_offset)], "nothing is left open");
+        assert_eq!(state.groups, [("group".to_owned(), state.next_offset)], "every record is done");
     }
 }
 
 #[tokio::test]
-async fn a_failing_append_answers_every_record_with_its_error() {
+async fn a_failing_append_returns_its_error_for_every_record() {
     let file = File::new(1, LONG);
     let database = file.database().await;
     let log = Log::new(database.clone(), file.options.clone());
     publish(&log, [record("orders", 0)]).await;
     database.close().await;
-    let answers = log.publish(vec![record("orders", 1), record("orders", 2)]).await;
-    assert_eq!(answers.len(), 2);
-    let errors: Vec<_> = answers.into_iter().map(Result::unwrap_err).collect();
+    let results = log.publish(vec![record("orders", 1), record("orders", 2)]).await;
+    assert_eq!(results.len(), 2);
+    let errors: Vec<_> = results.into_iter().map(Result::unwrap_err).collect();
     assert!(Arc::ptr_eq(&errors[0], &errors[1]));
 }

@@ -1,4 +1,5 @@
-//! The laws of [`BusInspector`](posthaste_core::hub_store::BusInspector) and [`Quarantine`](posthaste_core::bus::Quarantine).
+//! The laws of [`BusInspector`](posthaste_core::hub_store::BusInspector) and
+//! [`Quarantine`](posthaste_core::bus::Quarantine).
 
 use std::time::Duration;
 
@@ -29,8 +30,8 @@ async fn ack<'a>(consumer: &dyn Consumer, fetched: impl IntoIterator<Item = &'a 
     assert_eq!(consumer.ack(&positions).await.unwrap(), vec![Settled::Applied; positions.len()]);
 }
 
-/// Every record of a key with its place, and for each group whether it has done the record.
-pub async fn the_log_tells_where_an_event_is_and_which_groups_have_done_it(harness: &impl HubHarness) {
+/// Shows every record of a key with its position, and which groups have done it.
+pub async fn the_log_shows_where_an_event_is_and_which_groups_have_done_it(harness: &impl HubHarness) {
     let stores = harness.open(options()).await;
     publish(&*stores.bus, [record("a", 7), record("a", 8), record("a", 7), record("b", 7)]).await;
     let consumer = join(&*stores.bus, "group", "a").await;
@@ -53,7 +54,7 @@ pub async fn the_log_tells_where_an_event_is_and_which_groups_have_done_it(harne
     assert_eq!(state.groups, [("group".to_owned(), 0), ("other".to_owned(), 1)]);
 }
 
-/// An answer is bounded, whatever was published.
+/// The number of returned records is bounded.
 pub async fn an_event_with_very_many_records_shows_its_oldest_ones(harness: &impl HubHarness) {
     let stores = harness.open(options()).await;
     let _groups = (join(&*stores.bus, "group", "a").await, join(&*stores.bus, "other", "a").await);
@@ -63,8 +64,8 @@ pub async fn an_event_with_very_many_records_shows_its_oldest_ones(harness: &imp
     assert_eq!(offsets, (0..200).collect::<Vec<_>>());
 }
 
-/// A backlog changes with every record that is done, also out of order, and ends with the last.
-pub async fn a_backlog_is_there_until_the_group_has_done_its_records(harness: &impl HubHarness) {
+/// A backlog changes with every record that is done, also out of order, and ends with the last record.
+pub async fn a_backlog_exists_until_the_group_has_done_its_records(harness: &impl HubHarness) {
     let stores = harness.open(options()).await;
     publish(&*stores.bus, (0..2).map(|number| record("a", number))).await;
     let consumer = join(&*stores.bus, "group", "a").await;
@@ -95,7 +96,7 @@ pub async fn the_lag_of_a_group_is_the_age_of_its_oldest_record(harness: &impl H
     assert!(stores.inspector.lag_of_groups().await.unwrap().is_empty());
 }
 
-/// The same record again changes nothing; another group has its own.
+/// Quarantining the same record again changes nothing. Another group has its own entry.
 pub async fn a_record_is_quarantined_once_per_group(harness: &impl HubHarness) {
     let stores = harness.open(options()).await;
     publish(&*stores.bus, (0..100).map(|number| record("orders", number))).await;

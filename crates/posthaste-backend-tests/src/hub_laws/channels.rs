@@ -70,7 +70,7 @@ pub async fn an_atomic_batch_is_stored_whole_or_not_at_all(harness: &impl HubHar
     assert_eq!(outbox.find("2").await.unwrap().unwrap().status, OutboxStatus::New);
 }
 
-/// A type whose events are not stored owns nothing, whether they conflict or are withheld.
+/// A type whose events are not stored, because they conflict or are withheld, owns no topic.
 pub async fn a_type_owns_its_topic_from_its_first_stored_event(harness: &impl HubHarness) {
     let channels = harness.open(options()).await.channels;
     ingest(&channels, vec![event("1", "known", "{}")], false).await;
@@ -91,7 +91,7 @@ pub async fn a_type_owns_its_topic_from_its_first_stored_event(harness: &impl Hu
     );
 }
 
-/// Neither by an ingest nor by a record.
+/// The limit holds for `ingest` and for `record`.
 pub async fn no_more_channels_are_recorded_than_the_limit(harness: &impl HubHarness) {
     let channels = harness.open(HubOptions { max_channels: 2, ..options() }).await.channels;
     let events = ["one", "two", "three", "one"].iter().enumerate();

@@ -100,7 +100,7 @@ fn retry(after: Duration, counted: bool) -> Disposition {
     Disposition::Retry { after, counted, failure: Some(failure()) }
 }
 
-/// The same delivery again changes nothing; claims are in the order of insertion.
+/// Inserting the same delivery again changes nothing. Claims are in the order of insertion.
 pub async fn a_delivery_is_inserted_once(harness: &impl HubHarness) {
     let (store, source) = open(harness).await;
     let many: Vec<NewDeadLetter> = (0..150).map(|number| dead_letter(&number.to_string())).collect();
@@ -153,14 +153,14 @@ pub async fn scheduled_retries_count_and_leave_a_history(harness: &impl HubHarne
     assert_eq!(source.claim(10).await.unwrap().next_due, None);
 }
 
-/// A replay is one attempt, and leaves the schedule as it is.
+/// A replay is one attempt, and does not change the schedule.
 pub async fn a_replay_is_one_attempt_beside_the_schedule(harness: &impl HubHarness) {
     let (store, source) = open(harness).await;
     source.insert(vec![NewDeadLetter { first_delay: Some(LEASE), ..dead_letter("1") }]).await.unwrap();
     let id = store.of_event("event-1").await.unwrap()[0].id.clone();
-    let replay = source.replay(vec![id.clone(), "nobody".to_owned()], Some("fixed".to_owned())).await.unwrap();
+    let replay = source.replay(vec![id.clone(), "unknown".to_owned()], Some("fixed".to_owned())).await.unwrap();
     assert_eq!(replay.matched, 1);
-    assert_eq!(source.replay(vec![id.clone()], None).await.unwrap().matched, 0, "it waits already");
+    assert_eq!(source.replay(vec![id.clone()], None).await.unwrap().matched, 0, "it already waits for a replay");
     assert_eq!(store.replay_results(&replay.id).await.unwrap().pending, 1);
 
     let claimed = one(&source).await;
@@ -171,7 +171,7 @@ pub async fn a_replay_is_one_attempt_beside_the_schedule(harness: &impl HubHarne
     let failed = detail(&store, &id).await;
     assert_eq!((failed.row.retry_count, failed.row.fields.attempts), (0, 5));
     assert_eq!(failed.row.status, DeadLetterStatus::Failed);
-    assert!(failed.row.scheduled_at.is_some(), "back on its schedule");
+    assert!(failed.row.scheduled_at.is_some(), "its schedule is kept");
     assert_eq!((failed.row.replay_id, failed.history.len()), (None, 1));
     let results = store.replay_results(&replay.id).await.unwrap();
     let error_code = Some("500".to_owned());
@@ -184,12 +184,12 @@ pub async fn a_replay_is_one_attempt_beside_the_schedule(harness: &impl HubHarne
     assert_eq!((done.row.status, done.row.retry_count, done.row.scheduled_at), (DeadLetterStatus::Processed, 0, None));
     assert_eq!((done.history.len(), done.history[1].error_code.as_deref()), (2, None));
     assert_eq!(store.replay_results(&again.id).await.unwrap().results[0].status, DeadLetterStatus::Processed);
-    assert_eq!(source.replay(vec![id], None).await.unwrap().matched, 0, "delivered is delivered");
-    assert_eq!(store.replay_results("nobody").await.unwrap(), Default::default());
+    assert_eq!(source.replay(vec![id], None).await.unwrap().matched, 0, "it was delivered");
+    assert_eq!(store.replay_results("unknown").await.unwrap(), Default::default());
 }
 
-/// The success of a scheduled retry is the result of a replay that was asked for while the retry was in flight.
-pub async fn a_scheduled_success_answers_the_replay_that_was_asked_for_meanwhile(harness: &impl HubHarness) {
+/// The success of a scheduled retry is the result of a replay that was requested while the retry was in flight.
+pub async fn a_scheduled_success_completes_a_replay_requested_meanwhile(harness: &impl HubHarness) {
     let (store, source) = open(harness).await;
     source.insert(vec![dead_letter("1")]).await.unwrap();
     let claimed = one(&source).await;
@@ -214,7 +214,7 @@ pub async fn closing_releases_the_claims_of_this_owner_only(harness: &impl HubHa
     assert_eq!(settle(&other, &theirs[0], Disposition::Done).await, Settled::Applied);
 }
 
-/// Settle, renew and release of a claim that was lost leave the next claim alone.
+/// Settle, renew and release with a lost claim do not change the next claim.
 pub async fn a_settlement_of_an_earlier_claim_changes_nothing(harness: &impl HubHarness) {
     let (store, crashed) = open(harness).await;
     let next = DeadLetterSource::new(store.clone(), LEASE);
@@ -232,7 +232,7 @@ pub async fn a_settlement_of_an_earlier_claim_changes_nothing(harness: &impl Hub
     assert_eq!(settle(&next, &claimed, Disposition::Done).await, Settled::Applied);
 }
 
-/// The first request for a delivery is not a retry, so a limit of no retries leaves it scheduled.
+/// The first request for a delivery is not a retry, so it stays scheduled even with a limit of 0 retries.
 pub async fn schedules_end_where_the_limit_was_lowered(harness: &impl HubHarness) {
     let (store, source) = open(harness).await;
     let mut untried = dead_letter("untried");
@@ -245,7 +245,7 @@ pub async fn schedules_end_where_the_limit_was_lowered(harness: &impl HubHarness
     assert_eq!(one(&source).await.item.fields.event_id, "event-untried");
 }
 
-/// Every condition of a filter, and every order.
+/// Tests every condition of a filter, and every order.
 pub async fn lists_are_filtered_and_sorted(harness: &impl HubHarness) {
     let (store, source) = open(harness).await;
     let mut special = dead_letter("special");
@@ -308,11 +308,11 @@ pub async fn lists_are_filtered_and_sorted(harness: &impl HubHarness) {
     assert_eq!((found(span(-23, 1)).await.1, found(span(1, 2)).await.1, found(span(-2, -1)).await.1), (4, 0, 0));
     assert_eq!(found(DeadLetterFilter { q: text("needle"), ..span(-23, 1) }).await.0, "special");
     assert_eq!(found(DeadLetterFilter { q: text("needle"), ..span(-24, 1) }).await.1, 0, "too wide to search payloads");
-    assert!(store.get("nobody").await.unwrap().is_none());
+    assert!(store.get("unknown").await.unwrap().is_none());
 }
 
 /// Pages by cursor show every dead letter once, also when others are inserted meanwhile.
-pub async fn a_cursor_goes_on_where_the_page_ended(harness: &impl HubHarness) {
+pub async fn a_cursor_continues_where_the_page_ended(harness: &impl HubHarness) {
     let (store, _) = open(harness).await;
     let ids = |range: std::ops::Range<u32>| range.map(|number| dead_letter(&number.to_string())).collect::<Vec<_>>();
     store.insert(ids(0..7)).await.unwrap();

@@ -13,14 +13,14 @@ use posthaste_core::hub_store::{HubOptions, HubStores};
 /// A lease that never ends within a test, however busy the machine is.
 pub const LEASE: Duration = Duration::from_secs(120);
 
-/// One database that stores are opened on. Each law gets a fresh one, empty and up to date.
+/// One database on which stores are opened. Each law gets a fresh database, empty and up to date.
 #[async_trait]
 pub trait HubHarness: Send + Sync + Sized {
     /// A fresh database.
     async fn start() -> Self;
 
-    /// The stores of one more process. Two of them know as little of each other as two processes would: the leases of others
-    /// stay.
+    /// Opens the stores of one more process. Like real processes, they share only the database, and the leases of other
+    /// processes stay valid.
     async fn open(&self, options: HubOptions) -> HubStores;
 }
 
@@ -39,20 +39,20 @@ macro_rules! hub_laws {
             a_delivery_is_inserted_once
             scheduled_retries_count_and_leave_a_history
             a_replay_is_one_attempt_beside_the_schedule
-            a_scheduled_success_answers_the_replay_that_was_asked_for_meanwhile
+            a_scheduled_success_completes_a_replay_requested_meanwhile
             closing_releases_the_claims_of_this_owner_only
             a_settlement_of_an_earlier_claim_changes_nothing
             schedules_end_where_the_limit_was_lowered
             lists_are_filtered_and_sorted
-            a_cursor_goes_on_where_the_page_ended
+            a_cursor_continues_where_the_page_ended
         );
         $crate::hub_laws!(
             $harness, registry =>
             definitions_are_made_changed_and_removed
             subscriptions_are_made_changed_and_removed
             every_change_and_nothing_else_moves_the_version
-            the_same_subscription_again_answers_with_the_one_that_is_there
-            a_page_goes_on_behind_an_id
+            creating_the_same_subscription_again_returns_the_existing_one
+            a_page_continues_after_an_id
             sealed_credentials_are_remembered
         );
         $crate::hub_laws!(
@@ -65,9 +65,9 @@ macro_rules! hub_laws {
         );
         $crate::hub_laws!(
             $harness, bus_inspector =>
-            the_log_tells_where_an_event_is_and_which_groups_have_done_it
+            the_log_shows_where_an_event_is_and_which_groups_have_done_it
             an_event_with_very_many_records_shows_its_oldest_ones
-            a_backlog_is_there_until_the_group_has_done_its_records
+            a_backlog_exists_until_the_group_has_done_its_records
             the_lag_of_a_group_is_the_age_of_its_oldest_record
             a_record_is_quarantined_once_per_group
         );

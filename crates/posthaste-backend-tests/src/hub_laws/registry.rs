@@ -40,7 +40,7 @@ fn subscription(definition_id: &str, subscriber_id: &str) -> SubscriptionFields 
 async fn create(registry: &Arc<dyn Registry>, fields: SubscriptionFields) -> Subscription {
     match registry.create_subscription(&new_id(), fields).await.unwrap() {
         Created::New(subscription) => subscription,
-        Created::Existing(subscription) => panic!("it was there before: {subscription:?}"),
+        Created::Existing(subscription) => panic!("it existed before: {subscription:?}"),
     }
 }
 
@@ -64,8 +64,8 @@ pub async fn definitions_are_made_changed_and_removed(harness: &impl HubHarness)
     assert_eq!((changed.version, changed.fields), (2, described.clone()));
     let stale = registry.update_definition(&made.id, described.clone(), Some(1)).await;
     assert!(matches!(stale, Err(RegistryError::Stale { expected: 1, found: 2 })));
-    let nobody = registry.update_definition("nobody", described, None).await;
-    assert!(matches!(nobody, Err(RegistryError::NotFound)));
+    let missing = registry.update_definition("unknown", described, None).await;
+    assert!(matches!(missing, Err(RegistryError::NotFound)));
 
     let page = registry.definitions(PageRequest { after: None, page: 1, size: 1 }).await.unwrap();
     assert_eq!((page.total, page.items), (2, vec![other.clone()]));
@@ -78,7 +78,7 @@ pub async fn definitions_are_made_changed_and_removed(harness: &impl HubHarness)
 /// A subscription always refers to a definition that exists.
 pub async fn subscriptions_are_made_changed_and_removed(harness: &impl HubHarness) {
     let registry = harness.open(options()).await.registry;
-    let orphan = registry.create_subscription(&new_id(), subscription("nobody", "billing")).await;
+    let orphan = registry.create_subscription(&new_id(), subscription("unknown", "billing")).await;
     assert!(matches!(orphan, Err(RegistryError::UnknownDefinition)));
     let placed = registry.create_definition(definition("placed")).await.unwrap();
     let paid = registry.create_definition(definition("paid")).await.unwrap();
@@ -102,7 +102,7 @@ pub async fn subscriptions_are_made_changed_and_removed(harness: &impl HubHarnes
     assert_eq!((changed.version, &changed.fields), (2, &fields));
     let stale = registry.update_subscription(&made.id, fields.clone(), Some(1)).await;
     assert!(matches!(stale, Err(RegistryError::Stale { .. })));
-    fields.definition_id = "nobody".to_owned();
+    fields.definition_id = "unknown".to_owned();
     let orphan = registry.update_subscription(&made.id, fields, None).await;
     assert!(matches!(orphan, Err(RegistryError::UnknownDefinition)));
     registry.delete_subscription(&third.id, None).await.unwrap();
@@ -120,7 +120,7 @@ pub async fn every_change_and_nothing_else_moves_the_version(harness: &impl HubH
     assert_eq!(registry.version().await.unwrap(), 2);
     assert_eq!(registry.load_active().await.unwrap(), (2, vec![(definition.clone(), made.clone())]));
     registry.create_definition(definition.fields.clone()).await.unwrap_err();
-    registry.delete_subscription("nobody", None).await.unwrap_err();
+    registry.delete_subscription("unknown", None).await.unwrap_err();
     assert_eq!(registry.version().await.unwrap(), 2, "a refusal changes nothing");
     let mut inactive = subscription_of();
     inactive.active = false;
@@ -133,7 +133,7 @@ fn new_id() -> String {
 }
 
 /// The same subscriber, definition, address and tenant are the same subscription.
-pub async fn the_same_subscription_again_answers_with_the_one_that_is_there(harness: &impl HubHarness) {
+pub async fn creating_the_same_subscription_again_returns_the_existing_one(harness: &impl HubHarness) {
     let registry = harness.open(options()).await.registry;
     let placed = registry.create_definition(definition("placed")).await.unwrap();
     let first = create(&registry, subscription(&placed.id, "billing")).await;
@@ -151,8 +151,8 @@ pub async fn the_same_subscription_again_answers_with_the_one_that_is_there(harn
     assert_eq!(registry.subscriptions(&SubscriptionFilter::default(), ALL).await.unwrap().total, 4);
 }
 
-/// Lists are in the order of creation, and a page that begins behind an id has what was created after it.
-pub async fn a_page_goes_on_behind_an_id(harness: &impl HubHarness) {
+/// Lists are in the order of creation. A page after an id has the entries that were created after it.
+pub async fn a_page_continues_after_an_id(harness: &impl HubHarness) {
     let registry = harness.open(options()).await.registry;
     let mut made = Vec::new();
     for number in 0..5 {
@@ -165,7 +165,7 @@ pub async fn a_page_goes_on_behind_an_id(harness: &impl HubHarness) {
     assert_eq!((&second.items[..], second.total, second.has_more), (&made[3..], 5, false));
 }
 
-/// Without the key nothing that was sealed can be read, so a new key must not be made silently.
+/// Sealed credentials cannot be read without the key, so a new key must not be made silently.
 pub async fn sealed_credentials_are_remembered(harness: &impl HubHarness) {
     let registry = harness.open(options()).await.registry;
     let placed = registry.create_definition(definition("placed")).await.unwrap();

@@ -6,11 +6,12 @@ use tokio::time::Instant;
 use super::Position;
 use crate::{ClaimToken, Claims, Progress};
 
-/// How long the text of a partition's completed set may be before nothing new is read from that partition: every ack
-/// writes it. It is enough for holes anywhere among about a hundred thousand records.
+/// The longest text of a completed set. A partition whose text is longer is paused, because every ack writes the text.
+/// The limit is enough for gaps anywhere among about a hundred thousand records.
 const MAX_COMPLETED_TEXT: usize = 16_384;
 
-/// The partitions that a consumer has leased, and its progress in each. The keys are the ids of partitions in the store.
+/// The partitions that a consumer has leased, and its progress in each. The keys are the ids of partitions in the
+/// store.
 #[derive(Default)]
 pub struct Assignment {
     partitions: Claims<i64, AssignedPartition>,
@@ -23,7 +24,7 @@ pub struct AssignedPartition {
     topic: Arc<str>,
     partition: u32,
     generation: i64,
-    /// As it is in the store.
+    /// The progress that is in the store.
     progress: Progress,
     completed_text: usize,
     /// The lowest offset that was not handed out in this generation.
@@ -37,7 +38,7 @@ pub struct Advance {
     pub partition_id: i64,
     /// The generation of the lease under which the records were read.
     pub generation: i64,
-    /// What is done when the acks are recorded.
+    /// The progress after the acks are recorded.
     pub progress: Progress,
 }
 
@@ -53,7 +54,7 @@ impl AssignedPartition {
     }
 }
 
-/// A partition is leased as a whole, so the generation of its lease tells claims apart.
+/// A partition is leased as a whole, so the generation of its lease identifies the claim.
 fn token(generation: i64) -> ClaimToken {
     ClaimToken { number: 0, generation }
 }
@@ -64,7 +65,7 @@ impl Assignment {
         self.partitions.get(&id, token(generation)).is_some()
     }
 
-    /// The consumer has leased this partition, at least until then.
+    /// Adds a partition that the consumer has leased, at least until this time.
     pub fn insert(&mut self, id: i64, partition: AssignedPartition, until: Instant) {
         self.ids.insert((Arc::clone(&partition.topic), partition.partition), id);
         if self.partitions.insert(id, token(partition.generation), until, partition).is_none() {
@@ -79,7 +80,8 @@ impl Assignment {
         self.fetch_order.retain(|&id| keep(id));
     }
 
-    /// The lease of this generation is lost. A partition that was leased again under a later generation stays.
+    /// Removes a partition whose lease of this generation is lost. A partition that was leased again under a later
+    /// generation stays.
     pub fn remove(&mut self, id: i64, generation: i64) {
         if self.contains(id, generation) {
             self.retain(|other| other != id);
@@ -126,14 +128,14 @@ impl Assignment {
         (!partition.progress.is_done(offset)).then(position)
     }
 
-    /// The partition filled a whole fetch: the next fetch begins with those behind it.
+    /// The partition filled a whole fetch: the next fetch begins with the partitions after it.
     pub fn move_to_back(&mut self, id: i64) {
         if let Some(at) = self.fetch_order.iter().position(|&other| other == id) {
             self.fetch_order.rotate_left(at + 1);
         }
     }
 
-    /// Keeps progress that is in the store now. True if a paused partition may be read again.
+    /// Remembers progress that is in the store now. Returns true if a paused partition may be read again.
     pub fn recorded(&mut self, advance: Advance) -> bool {
         let Some(partition) = self.partitions.get_mut(&advance.partition_id, token(advance.generation)) else {
             return false;
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_busy_partition_goes_to_the_end_of_the_line() {
+    async fn a_partition_that_filled_a_fetch_is_read_last_by_the_next_fetch() {
         let mut assignment = assignment((1..=3).map(|id| (id, Progress::at(0))));
         assignment.move_to_back(1);
         assert_eq!(assignment.fetchable(), [(2, 0), (3, 0), (1, 0)]);
@@ -168,7 +170,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_done_is_neither_fetched_nor_handed_out() {
+    async fn a_completed_record_is_neither_fetched_nor_handed_out() {
         let mut assignment = assignment([(1, Progress::decode(2, "1+1 1+2").unwrap())]);
         let mut handed_out = Vec::new();
         for offset in 2..8 {

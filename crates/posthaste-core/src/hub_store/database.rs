@@ -7,14 +7,14 @@ use super::{BusInspector, ChannelStore, DeadLetterStore, HubOutbox, Registry};
 use crate::bus::{Bus, Quarantine};
 use crate::{BoxError, StoreError, outbox};
 
-/// A database that holds everything of a hub.
+/// A database that holds all tables of a hub.
 ///
 /// How many processes may share it is a property of the database, and so is the mode of its outbox. A database for one
-/// process at a time is exclusive: it refuses a second process when it is opened, and [`open`](Self::open) ends the leases
-/// that an earlier process left behind.
+/// process at a time is exclusive: it refuses a second process when it is opened, and [`open`](Self::open) ends the
+/// leases of an earlier process.
 #[async_trait]
 pub trait HubDatabase: Send + Sync + 'static {
-    /// The schema that is there and the one that this program knows, without changing anything.
+    /// The schema of the database and the schema that this program knows. Changes nothing.
     async fn schema(&self) -> Result<Schema, StoreError>;
 
     /// Brings the schema up to date.
@@ -23,18 +23,19 @@ pub trait HubDatabase: Send + Sync + 'static {
     /// Opens the stores of all roles. The schema must be up to date.
     async fn open(&self, options: HubOptions) -> Result<HubStores, OpenError>;
 
-    /// The registry alone, for a process that starts no hub. The schema must be up to date.
+    /// Opens only the registry, for a process that starts no hub. The schema must be up to date.
     fn registry(&self) -> Arc<dyn Registry>;
 
-    /// Writes this many bytes, commits them and deletes them: fails if the disk is full or the database is read-only. The
-    /// schema must be up to date.
+    /// Writes this many bytes, commits them and deletes them: fails if the disk is full or the database is read-only.
+    /// The schema must be up to date.
     async fn check_write(&self, bytes: usize) -> Result<(), StoreError>;
 
-    /// Waits for queued writes, then closes all connections. If the database is exclusive, another process may open it now.
+    /// Waits for queued writes, then closes all connections. If the database is exclusive, another process may open it
+    /// now.
     async fn close(&self);
 }
 
-/// What the stores need to know of the configuration.
+/// The settings that the stores need.
 #[derive(Clone, Debug)]
 pub struct HubOptions {
     /// How long claims and partitions are leased.
@@ -54,7 +55,7 @@ pub struct HubStores {
     pub bus: Arc<dyn Bus>,
     /// The records that cannot be read.
     pub quarantine: Arc<dyn Quarantine>,
-    /// What operators ask of the bus.
+    /// The operator queries on the bus.
     pub inspector: Arc<dyn BusInspector>,
     /// The dead letters.
     pub dead_letters: Arc<dyn DeadLetterStore>,
@@ -65,37 +66,37 @@ pub struct HubStores {
 /// The schema of a database.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Schema {
-    /// The newest migration that was made; `None` if there is none of ours.
+    /// The newest migration that was applied; `None` if the database has no tables of Posthaste.
     pub found: Option<i64>,
     /// The newest migration that this program knows.
     pub known: i64,
 }
 
-/// Why a database cannot be used for a hub, and what to do about it.
+/// Why a database cannot be used for a hub.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// It cannot be reached with this configuration.
+    /// The database cannot be reached with this configuration.
     #[error("{problem}")]
     Unreachable {
-        /// What is wrong, and what to do about it.
+        /// The problem and its remedy.
         problem: String,
-        /// What the database or the system answered.
+        /// The error of the database or of the operating system.
         #[source]
         source: BoxError,
     },
-    /// It is exclusive, and another server uses it.
+    /// The database is exclusive, and another server uses it.
     #[error("database {database} is in use by another posthaste server: stop that one, or set database.url")]
     InUse {
         /// The name of the database.
         database: String,
     },
-    /// A newer program made it.
+    /// A newer program made the schema.
     #[error(
         "database schema {found} is newer than this program, which knows {known}: use a newer posthaste, or another database"
     )]
     NewerSchema {
-        /// The newest migration that was made.
+        /// The newest migration that was applied.
         found: i64,
         /// The newest migration that this program knows.
         known: i64,
@@ -103,10 +104,10 @@ pub enum OpenError {
     /// A migration failed.
     #[error("database schema cannot be brought up to date")]
     Migration(#[source] BoxError),
-    /// Its outbox table cannot be opened.
+    /// The outbox table cannot be opened.
     #[error(transparent)]
     Outbox(#[from] outbox::OpenError),
-    /// It did not answer.
+    /// The database does not answer.
     #[error("the database does not answer")]
     Store(#[from] StoreError),
 }

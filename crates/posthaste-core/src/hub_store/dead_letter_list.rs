@@ -7,7 +7,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 
 use super::{DeadLetterRow, DeadLetterStatus};
 
-/// The widest range of time in which payloads are searched: they have no index.
+/// The widest range of time in which payloads are searched. Payloads have no index.
 const SEARCHABLE: TimeDelta = TimeDelta::hours(24);
 
 /// Which dead letters to list, and how. Every given condition must hold.
@@ -29,16 +29,16 @@ pub struct DeadLetterFilter {
     pub domain: Option<String>,
     /// The type of the event.
     pub event_type: Option<String>,
-    /// A search, ignoring case: event id and subscriber by their beginning, error by a part. The payload is searched by a
-    /// part, too, if [`searches_payloads`](Self::searches_payloads).
+    /// A text to search for, ignoring case. It matches the beginning of the event id or of the subscriber, or a part of
+    /// the error. It also matches a part of the payload if [`searches_payloads`](Self::searches_payloads).
     pub q: Option<String>,
     /// The order.
     pub sort: DeadLetterSort,
-    /// Where the page begins; instead of `page`, which must read all pages before it.
+    /// The end of the previous page. Cheaper than `page`, which must read all pages before it.
     pub cursor: Option<DeadLetterCursor>,
-    /// From 0.
+    /// The number of the page, from 0. Not used with a cursor.
     pub page: u32,
-    /// How many to a page.
+    /// The number of dead letters per page.
     pub size: u32,
 }
 
@@ -69,7 +69,7 @@ impl Default for DeadLetterFilter {
     }
 }
 
-/// Where a page of a list ended. Dead letters that are inserted or deleted meanwhile move no other from one page to another.
+/// The end of a page of a list. Inserts and deletes between two requests neither repeat nor skip other dead letters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetterCursor {
     /// The order of the list that it belongs to.
@@ -81,8 +81,8 @@ pub struct DeadLetterCursor {
 }
 
 impl DeadLetterCursor {
-    /// The cursor of a page that ends with this dead letter.
-    pub fn behind(last: &DeadLetterRow, sort: DeadLetterSort) -> Self {
+    /// The cursor of the page after this dead letter.
+    pub fn after(last: &DeadLetterRow, sort: DeadLetterSort) -> Self {
         let key = match sort.by {
             DeadLetterSortKey::CreatedAt => last.created_at.timestamp_millis(),
             DeadLetterSortKey::UpdatedAt => last.updated_at.timestamp_millis(),
@@ -92,7 +92,7 @@ impl DeadLetterCursor {
     }
 }
 
-/// A text that was never shown as a cursor.
+/// The text is not a cursor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("is not a cursor of this list: take it from nextCursor of the page before")]
 pub struct BadCursor;
@@ -115,10 +115,10 @@ impl FromStr for DeadLetterCursor {
     }
 }
 
-/// The order of a list; ties in the order of insertion.
+/// The order of a list. Dead letters with equal keys are in the order of insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeadLetterSort {
-    /// What the list is sorted by.
+    /// The sort key.
     pub by: DeadLetterSortKey,
     /// Largest or newest first.
     pub descending: bool,
@@ -135,7 +135,7 @@ impl fmt::Display for DeadLetterSort {
     }
 }
 
-/// A text that names no order.
+/// The text is not the name of an order.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("is none of createdAt, updatedAt, retryCount, with - before for descending")]
 pub struct BadSort;
@@ -158,7 +158,7 @@ impl FromStr for DeadLetterSort {
     }
 }
 
-/// What a list can be sorted by.
+/// A sort key of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeadLetterSortKey {
     /// When the dead letter was inserted.
@@ -178,7 +178,7 @@ pub struct DeadLetterPage {
     pub total: u64,
     /// True if there are more than `total`: long lists are not counted to their end.
     pub total_is_lower_bound: bool,
-    /// Where the next page begins, if there is one.
+    /// The cursor of the next page, if there is one.
     pub next: Option<DeadLetterCursor>,
 }
 

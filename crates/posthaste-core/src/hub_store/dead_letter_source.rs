@@ -12,13 +12,14 @@ use super::{
 use crate::event::next_id;
 use crate::{Claim, Claimed, Claims, Settled, Settlement, Source, StoreError, Wakeup, lock};
 
-/// What a dead letter takes in memory besides its envelope.
+/// The memory that a dead letter needs besides its envelope.
 const OVERHEAD_BYTES: usize = 512;
 
 /// The source of dead letters that are due.
 ///
-/// Each dead letter is leased in its own row, because any number of processes may retry. This process also remembers what it
-/// has in flight: the leases in the table go by the wall clock, which may be set. Clones share their claims.
+/// Each dead letter is leased in its own row, because any number of processes may retry. This process also remembers
+/// the dead letters that it has in flight, because the leases in the table depend on the wall clock, which can be
+/// changed. Clones share their claims.
 #[derive(Clone)]
 pub struct DeadLetterSource(Arc<Shared>);
 
@@ -28,7 +29,7 @@ struct Shared {
     owner: Arc<str>,
     last_number: AtomicU64,
     in_flight: Mutex<Claims<String, ()>>,
-    /// One claim at a time: from reading what is in flight to adding to it, no other may claim.
+    /// Serializes claims: between reading `in_flight` and adding to it, no other claim may run.
     claiming: tokio::sync::Mutex<()>,
     wakeup: Wakeup,
 }
@@ -52,14 +53,14 @@ impl DeadLetterSource {
         &*self.0.store
     }
 
-    /// Inserts dead letters, and makes the relay look at once.
+    /// Inserts dead letters, and wakes the relay.
     pub async fn insert(&self, letters: Vec<NewDeadLetter>) -> Result<(), StoreError> {
         self.0.store.insert(letters).await?;
         self.0.wakeup.wake();
         Ok(())
     }
 
-    /// Replays dead letters, and makes the relay look at once.
+    /// Replays dead letters, and wakes the relay.
     pub async fn replay(&self, ids: Vec<String>, reason: Option<String>) -> Result<Replay, StoreError> {
         let replay = self.0.store.replay(ids, reason).await?;
         self.0.wakeup.wake();
@@ -78,7 +79,7 @@ fn claims_of(claimed: &[&Claimed<DeadLetter>]) -> Vec<(String, DeadLetterClaimId
     claimed.iter().map(|claimed| (claimed.item.id.clone(), claimed.item.claim_id.clone())).collect()
 }
 
-/// An operator who asks for a replay asks for one attempt, whatever was spent before.
+/// A replay is one attempt, however many attempts were made before.
 fn claimed(letter: DeadLetter) -> Claimed<DeadLetter> {
     let (attempt, budget) = match letter.trigger {
         Trigger::Scheduled => (letter.retry_count.saturating_add(1), None),
@@ -148,7 +149,7 @@ impl Source for DeadLetterSource {
         self.0.lease
     }
 
-    /// No code of a user runs in its sink.
+    /// False: no code of a user runs in its sink, so nothing can block the renewals.
     fn renews_on_own_thread(&self) -> bool {
         false
     }
@@ -183,7 +184,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_scheduled_retry_counts_on_and_a_replay_has_one_attempt() {
+    fn a_scheduled_retry_continues_the_count_and_a_replay_has_one_attempt() {
         let scheduled = claimed(letter("1"));
         assert_eq!((scheduled.attempt, scheduled.budget), (3, None));
         let trigger = Trigger::Replay { replay_id: "r".to_owned() };

@@ -3,12 +3,12 @@ use std::time::Duration;
 use super::{DeadLetter, DeadLetterClaimId, DeadLetterStatus, Trigger};
 use crate::{Disposition, Failure, Settlement};
 
-/// What an attempt means for its dead letter. A store carries it out and decides nothing.
+/// The changes that an attempt makes to its dead letter. The store applies them and decides nothing itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeadLetterUpdate {
     /// The dead letter.
     pub id: String,
-    /// The claim that must still have it.
+    /// The claim that must still have the lease.
     pub claim_id: DeadLetterClaimId,
     /// Why the attempt was made.
     pub trigger: Trigger,
@@ -18,34 +18,35 @@ pub struct DeadLetterUpdate {
     pub is_attempt: bool,
     /// True if it also counts as a scheduled retry.
     pub is_scheduled_retry: bool,
-    /// True if the entry in the history is the result of the replay that the dead letter waits for, if it waits for one.
+    /// True if the entry in the history is the result of the replay that the dead letter waits for, if it waits for
+    /// one.
     pub answers_replay: bool,
-    /// What becomes of the scheduled retry.
+    /// The change of the schedule.
     pub schedule: DueChange,
-    /// What becomes of the replay.
+    /// The change of the replay.
     pub replay: DueChange,
-    /// Why the attempt failed: replaces the error of the dead letter where there is one.
+    /// Why the attempt failed. If present, it replaces the error of the dead letter.
     pub failure: Option<Failure>,
     /// How long the attempt took.
     pub took: Duration,
 }
 
-/// What becomes of one of the two clocks of a dead letter.
+/// The change of one of the two due times of a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DueChange {
-    /// It stays as it is.
+    /// Unchanged.
     Keep,
-    /// It is taken away.
+    /// Cleared.
     Clear,
-    /// It is due after this time, from `now`.
+    /// Due after this time, from `now`.
     After(Duration),
 }
 
 impl DeadLetterUpdate {
-    /// What follows from this settlement.
+    /// The update for this settlement.
     ///
-    /// A failure moves or takes away the clock that made the dead letter due, and leaves the other alone. A success takes
-    /// both away, so a scheduled success also answers a replay that was asked for meanwhile.
+    /// A failure moves or clears the due time that made the dead letter due, and leaves the other one unchanged. A
+    /// success clears both, so a scheduled success also completes a replay that an operator requested meanwhile.
     pub fn of(settlement: &Settlement<'_, DeadLetter>) -> Self {
         let letter = &settlement.claimed.item;
         let is_scheduled = letter.trigger == Trigger::Scheduled;
@@ -75,7 +76,7 @@ impl DeadLetterUpdate {
     }
 }
 
-/// The failure of an attempt that was made; one that was not made leaves no trace.
+/// The failure of the attempt; `None` if it succeeded or if no request was made.
 fn failure_of(disposition: &Disposition) -> Option<&Failure> {
     match disposition {
         Disposition::Retry { counted: true, failure, .. } => failure.as_ref(),
@@ -97,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_changes_only_the_clock_that_made_the_dead_letter_due() {
+    fn a_failure_changes_only_the_due_time_that_made_the_dead_letter_due() {
         let replay = || Trigger::Replay { replay_id: "r".to_owned() };
         let failure = Failure::transient("500", "broken");
         let wait = Duration::from_secs(3);

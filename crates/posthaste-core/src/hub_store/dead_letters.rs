@@ -11,42 +11,42 @@ use crate::{ClaimToken, Settled, StoreError};
 
 /// The table of dead letters: deliveries whose immediate attempts are spent.
 ///
-/// A dead letter has two clocks: its *schedule* (automatic retries) and its *replay* (an operator asked for it). It is *due*
-/// when the earlier of them has come. `now` is the database's own clock, read inside the statement.
+/// A dead letter has two due times: its *schedule* (automatic retries) and its *replay* (requested by an operator). It
+/// is *due* when the earlier of them has come. `now` is the database's own clock, read inside the statement.
 ///
 /// # Laws
 ///
-/// Each is a test of that name in `posthaste-backend-tests` (`hub_laws`). A [`DeadLetterSource`](super::DeadLetterSource) on the
-/// store also passes the laws of [`Source`](crate::Source).
+/// Each is a test of that name in `posthaste-backend-tests` (`hub_laws`). A
+/// [`DeadLetterSource`](super::DeadLetterSource) on the store also passes the laws of [`Source`](crate::Source).
 ///
-/// - `a_delivery_is_inserted_once`: the same delivery id again changes nothing. Each dead letter gets an id, a UUID, and ids
-///   rise in the order of insertion.
+/// - `a_delivery_is_inserted_once`: inserting the same delivery id again changes nothing. Each dead letter gets a UUID
+///   as its id, and ids rise in the order of insertion.
 /// - `scheduled_retries_count_and_leave_a_history`: an attempt that was made adds one entry to the history, in the
 ///   transaction that settles it. An attempt that was not made leaves no trace.
-/// - `a_replay_is_one_attempt_beside_the_schedule`: a replay changes nothing of the schedule. Dead letters that were
-///   delivered, or that wait for a replay already, are not replayed.
-/// - `a_scheduled_success_answers_the_replay_that_was_asked_for_meanwhile`.
+/// - `a_replay_is_one_attempt_beside_the_schedule`: a replay does not change the schedule. Dead letters that were
+///   delivered, or that already wait for a replay, are not replayed.
+/// - `a_scheduled_success_completes_a_replay_requested_meanwhile`.
 /// - `closing_releases_the_claims_of_this_owner_only`.
 /// - `a_settlement_of_an_earlier_claim_changes_nothing`: settle, renew and release are fenced by the claim id.
 /// - `schedules_end_where_the_limit_was_lowered`: dead letters for which no request was ever made keep their schedule.
-/// - `lists_are_filtered_and_sorted`, `a_cursor_goes_on_where_the_page_ended`.
+/// - `lists_are_filtered_and_sorted`, `a_cursor_continues_where_the_page_ended`.
 ///
-/// A row that cannot be read MUST NOT keep others from being claimed or listed. A claim that meets one reports it, makes it
-/// FAILED with the error code `unreadable`, and takes both of its clocks away.
+/// A row that cannot be read MUST NOT keep others from being claimed or listed. A claim that reads such a row reports
+/// it, makes it FAILED with the error code `unreadable`, and clears both of its due times.
 #[async_trait]
 pub trait DeadLetterStore: DeadLetterReplays + DeadLetterQueries + Send + Sync + 'static {
     /// Inserts dead letters, each delivery once, and schedules their first retries. Durable when it returns.
     async fn insert(&self, letters: Vec<NewDeadLetter>) -> Result<(), StoreError>;
 
-    /// Leases at most `limit` due dead letters that nobody has leased, but for those in `in_flight`: earliest first, ties in
-    /// the order of insertion.
+    /// Leases at most `limit` due dead letters that are not leased and not in `in_flight`: earliest first, and those
+    /// with equal due times in the order of insertion.
     async fn claim(&self, request: DeadLetterClaimRequest) -> Result<ClaimedDeadLetters, StoreError>;
 
-    /// Carries out updates of dead letters that are still leased by the claims of the updates, all in one transaction;
-    /// answers in the same order. A dead letter that occurs twice is settled by the first update.
+    /// Applies the updates of dead letters that are still leased by the claims of the updates, all in one transaction.
+    /// Returns the results in the same order. If a dead letter occurs twice, the first update settles it.
     async fn settle(&self, updates: Vec<DeadLetterUpdate>) -> Result<Vec<Settled>, StoreError>;
 
-    /// Starts the leases anew of dead letters that these claims still have; answers in the same order.
+    /// Renews the leases of dead letters that these claims still have. Returns the results in the same order.
     async fn renew(
         &self,
         claims: Vec<(String, DeadLetterClaimId)>,
@@ -59,23 +59,24 @@ pub trait DeadLetterStore: DeadLetterReplays + DeadLetterQueries + Send + Sync +
     /// Ends all leases of this owner.
     async fn release_all(&self, owner: &str) -> Result<(), StoreError>;
 
-    /// Takes the scheduled retries away from dead letters that had `max_retry` of them already, unless no request was ever
-    /// made for them: their first request is not a retry. For a start with a lower limit than before.
+    /// Clears the schedule of dead letters that already had `max_retry` scheduled retries. A dead letter for which no
+    /// request was made keeps its schedule: its first request is not a retry. Called at a start, whose limit may be
+    /// lower than before.
     async fn end_schedules(&self, max_retry: u32) -> Result<(), StoreError>;
 }
 
-/// Replays: deliveries that an operator asks for.
+/// Replays: deliveries that an operator requests.
 #[async_trait]
 pub trait DeadLetterReplays {
-    /// Makes these dead letters due now, but for those that were delivered or wait for a replay already.
+    /// Makes these dead letters due now, except those that were delivered or already wait for a replay.
     async fn replay(&self, ids: Vec<String>, reason: Option<String>) -> Result<Replay, StoreError>;
 
-    /// The results of a replay so far; those of an unknown replay are empty. A dead letter that is settled meanwhile is either
+    /// The results of a replay so far; empty for an unknown replay. A dead letter that is settled meanwhile is either
     /// pending or has a result.
     async fn replay_results(&self, replay_id: &str) -> Result<ReplayResults, StoreError>;
 }
 
-/// What operators, metrics and readiness ask of the dead letters.
+/// Queries of operators, metrics and readiness.
 #[async_trait]
 pub trait DeadLetterQueries {
     /// One page of the dead letters that meet the filter.
@@ -87,17 +88,17 @@ pub trait DeadLetterQueries {
     /// The dead letters of one event, oldest first.
     async fn of_event(&self, event_id: &str) -> Result<Vec<DeadLetterRow>, StoreError>;
 
-    /// True if a dead letter is due and nobody has leased it.
+    /// True if a dead letter is due and not leased.
     async fn is_due(&self) -> Result<bool, StoreError>;
 
-    /// How long the dead letter that is due first has been due.
+    /// How long the dead letter with the earliest due time has been due.
     async fn oldest_due(&self) -> Result<Option<Duration>, StoreError>;
 
     /// How many dead letters there are of each status.
     async fn depth_by_status(&self) -> Result<Vec<(DeadLetterStatus, u64)>, StoreError>;
 }
 
-/// What identifies a dead letter, and what every view of one shows.
+/// The fields of a dead letter that every view shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeadLetterFields {
     /// The delivery that failed.
@@ -131,9 +132,9 @@ pub struct NewDeadLetter {
     pub readable: String,
     /// Why the last request failed.
     pub error: String,
-    /// The same as a code.
+    /// The code of the error.
     pub error_code: String,
-    /// What caused it.
+    /// The cause of the error.
     pub error_cause: Option<String>,
     /// How long until the first scheduled retry; `None` if there is none.
     pub first_delay: Option<Duration>,
@@ -146,9 +147,10 @@ pub struct DeadLetterClaimRequest {
     pub claim_id: DeadLetterClaimId,
     /// How long the dead letters are leased.
     pub lease: Duration,
-    /// The ids of the dead letters that this process delivers at the moment, whatever their leases say.
+    /// The ids of the dead letters that this process has in flight. They are not claimed again, even if their leases
+    /// ended.
     pub in_flight: Vec<String>,
-    /// How many at most.
+    /// The maximum number to claim.
     pub limit: usize,
 }
 
@@ -174,12 +176,12 @@ impl fmt::Display for DeadLetterClaimId {
     }
 }
 
-/// The answer to a claim.
+/// The result of a claim.
 #[derive(Clone, Debug, Default)]
 pub struct ClaimedDeadLetters {
-    /// In the order in which they became due.
+    /// The claimed dead letters, in the order in which they became due.
     pub letters: Vec<DeadLetter>,
-    /// If there were fewer than asked for: how long until the next one is due.
+    /// How long until the next one is due, if fewer than `limit` were due.
     pub next_due: Option<Duration>,
 }
 
@@ -190,7 +192,7 @@ pub struct DeadLetter {
     pub id: String,
     /// The delivery.
     pub fields: DeadLetterFields,
-    /// Why it is tried now.
+    /// Why it is retried now.
     pub trigger: Trigger,
     /// The OutboxEvent in Protobuf.
     pub envelope: Bytes,
@@ -205,7 +207,7 @@ pub struct DeadLetter {
 pub enum Trigger {
     /// A scheduled retry is due.
     Scheduled,
-    /// An operator asked for it.
+    /// An operator requested a replay.
     Replay {
         /// The replay.
         replay_id: String,
@@ -215,11 +217,11 @@ pub enum Trigger {
 /// The state of a dead letter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DeadLetterStatus {
-    /// Not tried since it was inserted.
+    /// Not retried since it was inserted.
     New,
-    /// Delivered after all.
+    /// Delivered by a retry or a replay.
     Processed,
-    /// Tried, and failed.
+    /// Retried, and the retry failed.
     Failed,
 }
 
@@ -256,9 +258,9 @@ pub struct DeadLetterRow {
     pub retry_count: u32,
     /// Why the last request failed.
     pub error: String,
-    /// The same as a code.
+    /// The code of the error.
     pub error_code: String,
-    /// What caused it.
+    /// The cause of the error.
     pub error_cause: Option<String>,
     /// When the next scheduled retry is due.
     pub scheduled_at: Option<DateTime<Utc>>,
@@ -273,7 +275,7 @@ pub struct DeadLetterRow {
 /// One dead letter with its history.
 #[derive(Clone, Debug)]
 pub struct DeadLetterDetail {
-    /// What a list shows of it.
+    /// The fields that a list shows.
     pub row: DeadLetterRow,
     /// The OutboxEvent in Protobuf.
     pub envelope: Bytes,
@@ -286,11 +288,11 @@ pub struct DeadLetterDetail {
 /// One scheduled or replayed attempt.
 #[derive(Clone, Debug)]
 pub struct DeadLetterHistory {
-    /// `None` if it succeeded.
+    /// The code of the error; `None` if the attempt succeeded.
     pub error_code: Option<String>,
     /// Why it failed.
     pub error_message: Option<String>,
-    /// What caused the failure.
+    /// The cause of the failure.
     pub error_cause: Option<String>,
     /// When it ended.
     pub process_date: DateTime<Utc>,
@@ -312,9 +314,9 @@ pub struct Replay {
 /// The results of a replay so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplayResults {
-    /// How many dead letters were not tried yet.
+    /// How many dead letters were not retried yet.
     pub pending: usize,
-    /// One for each dead letter that was tried.
+    /// One result for each dead letter that was retried.
     pub results: Vec<ReplayResult>,
 }
 

@@ -1,4 +1,4 @@
-//! Which events of an ingest are new, which were stored before, and which conflict.
+//! Decides which events of an ingest are new, which were stored before, and which conflict.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,10 +6,11 @@ use std::sync::Arc;
 use super::Ingested;
 use crate::Event;
 
-/// What two events with one id must have in common to be the same event.
+/// The fields that two events with the same id must share to be the same event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventIdentity {
-    /// As bytes: the type of a row that another program inserted may be no UTF-8, which is no reason to refuse a batch.
+    /// The event type as bytes. A row that another program inserted may have a type that is not UTF-8; such a row must
+    /// not fail the batch.
     pub event_type: Vec<u8>,
     /// The payload, text or not.
     pub payload: Vec<u8>,
@@ -21,7 +22,8 @@ impl EventIdentity {
     }
 }
 
-/// What becomes of each event of a batch, in order. `known` are the rows with the same ids that were there before the batch.
+/// The result for each event of a batch, in order. `known` are the rows with the same ids that existed before the
+/// batch.
 pub fn deduplicate(batch: &[Arc<Event>], known: &HashMap<String, EventIdentity>) -> Vec<Ingested> {
     let mut firsts: HashMap<&str, &Event> = HashMap::new();
     let mut results = Vec::with_capacity(batch.len());

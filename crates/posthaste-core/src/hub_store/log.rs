@@ -6,23 +6,23 @@ use chrono::{DateTime, Utc};
 
 use crate::StoreError;
 
-/// What operators and readiness ask of a bus.
+/// Queries of operators and readiness on a bus.
 ///
 /// # Laws
 ///
 /// Each is a test of that name in `posthaste-backend-tests` (`hub_laws`).
 ///
-/// - `the_log_tells_where_an_event_is_and_which_groups_have_done_it`.
-/// - `a_backlog_is_there_until_the_group_has_done_its_records`, and its progress changes with every record that is done.
+/// - `the_log_shows_where_an_event_is_and_which_groups_have_done_it`.
+/// - `a_backlog_exists_until_the_group_has_done_its_records`, and its progress changes with every record that is done.
 /// - `the_lag_of_a_group_is_the_age_of_its_oldest_record`: a group that has done everything has no lag.
 /// - `a_record_is_quarantined_once_per_group`.
 ///
-/// Every question reads a bounded number of rows, however long the log is. A row that cannot be read MUST be reported and
+/// Every query reads a bounded number of rows, however long the log is. A row that cannot be read MUST be reported and
 /// left out.
 #[async_trait]
 pub trait BusInspector: Send + Sync + 'static {
-    /// The records with this key that retention has not removed, oldest first, at most 200. An event that was copied more
-    /// often shows its oldest copies.
+    /// The records with this key that retention has not removed, oldest first, at most 200. Of more records, the oldest
+    /// 200 are returned.
     async fn records_of(&self, key: &str) -> Result<Vec<LogEntry>, StoreError>;
 
     /// Every partition of every topic, sorted by name and number.
@@ -45,7 +45,7 @@ pub struct LogEntry {
     pub topic: String,
     /// The partition.
     pub partition: u32,
-    /// Its place in the partition.
+    /// Its offset in the partition.
     pub offset: i64,
     /// Its body.
     pub value: Bytes,
@@ -55,7 +55,7 @@ pub struct LogEntry {
     pub groups: Vec<GroupProgress>,
 }
 
-/// Whether a group has done one record.
+/// The progress of one group with one record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupProgress {
     /// The group.
@@ -73,7 +73,8 @@ pub struct TopicState {
     pub partition: u32,
     /// The offset that the next record gets.
     pub next_offset: i64,
-    /// Each group and its watermark, the lowest offset that it has not done. `next_offset` less that is its backlog at most.
+    /// Each group and its watermark, the lowest offset that it has not done. The backlog is at
+    /// most `next_offset` minus the watermark.
     pub groups: Vec<(String, i64)>,
 }
 

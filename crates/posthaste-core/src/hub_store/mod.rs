@@ -1,9 +1,9 @@
-//! What a database must do for a hub: one trait for each role, with laws.
+//! The stores that a hub needs: one trait for each role, with laws.
 //!
-//! A database takes part by implementing [`HubDatabase`], which opens the stores of all roles. The stores are statements and
-//! nothing else. What follows from the answers is in this crate, once for all databases: which dead letters this process has
-//! claimed ([`DeadLetterSource`]), what an attempt means for a dead letter ([`DeadLetterUpdate`]), and which event type owns
-//! which topic ([`TopicOwners`]).
+//! A database is supported by an implementation of [`HubDatabase`], which opens the stores of all roles. The stores
+//! only run statements. The decisions are in this crate, once for all databases: which dead letters this process has
+//! claimed ([`DeadLetterSource`]), how an attempt changes a dead letter ([`DeadLetterUpdate`]), and which event type
+//! owns which topic ([`TopicOwners`]).
 
 mod channels;
 mod database;

@@ -8,13 +8,13 @@ use crate::{Source, StoreError};
 
 /// The outbox of a hub: one source for each event type.
 ///
-/// It is a [`Table`] that was opened for channels, without its type of store.
+/// A [`Table`] that was opened for channels, without the type parameter of its store.
 #[async_trait]
 pub trait HubOutbox: Send + Sync + 'static {
     /// The source of the events of one type.
     fn source(&self, event_type: &str) -> Arc<dyn Source<Item = OutboxItem>>;
 
-    /// Makes the source of this type look now.
+    /// Wakes the source of this type, so that it claims now.
     fn wake(&self, event_type: &str);
 
     /// Event types with rows that are due.

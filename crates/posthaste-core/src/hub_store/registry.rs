@@ -12,30 +12,31 @@ use crate::StoreError;
 ///
 /// Each is a test of that name in `posthaste-backend-tests` (`hub_laws`).
 ///
-/// - `definitions_are_made_changed_and_removed`: no two definitions have the same key. One that has subscriptions is not
-///   deleted. What a change is refused for is found in the transaction that would make it.
+/// - `definitions_are_made_changed_and_removed`: no two definitions have the same key. A definition with subscriptions
+///   is not deleted. A change is checked in the transaction that makes it.
 /// - `subscriptions_are_made_changed_and_removed`: a subscription always refers to a definition that exists.
 /// - `every_change_and_nothing_else_moves_the_version`: in the transaction of the change.
-/// - `the_same_subscription_again_answers_with_the_one_that_is_there`: two subscriptions are the same if they have the same
-///   subscriber, definition, tenant and digest of the address.
-/// - `a_page_goes_on_behind_an_id`: lists are sorted by id, which is the order of creation.
-/// - `sealed_credentials_are_remembered`: also when the subscription that had them is gone.
+/// - `creating_the_same_subscription_again_returns_the_existing_one`: two subscriptions are the same if they have the
+///   same subscriber, definition, tenant and digest of the address.
+/// - `a_page_continues_after_an_id`: lists are sorted by id, which is the order of creation.
+/// - `sealed_credentials_are_remembered`: also after the subscription that had them is deleted.
 ///
-/// `expected` is the version that the caller read; `None` changes whatever is there. A row that cannot be read MUST be
+/// `expected` is the version that the caller read; `None` changes any version. A row that cannot be read MUST be
 /// reported and left out of lists, and MUST NOT keep others from being read.
 #[async_trait]
 pub trait Registry: DefinitionStore + SubscriptionStore + Send + Sync + 'static {
-    /// Rises with every change. As long as it is the same, the answer of [`load_active`](Self::load_active) is current.
+    /// The version, which rises with every change. Until it rises, the result of [`load_active`](Self::load_active) is
+    /// current.
     async fn version(&self) -> Result<i64, StoreError>;
 
-    /// Every active subscription with its definition, oldest first, and the version at which that holds.
+    /// Every active subscription with its definition, oldest first, and the version of the registry at that moment.
     async fn load_active(&self) -> Result<(i64, Vec<(Definition, Subscription)>), StoreError>;
 }
 
 /// The definitions of a [`Registry`].
 #[async_trait]
 pub trait DefinitionStore {
-    /// Makes a definition; its id is a UUID.
+    /// Creates a definition; its id is a UUID.
     async fn create_definition(&self, fields: DefinitionFields) -> Result<Definition, RegistryError>;
 
     /// Replaces the fields of a definition.
@@ -46,13 +47,13 @@ pub trait DefinitionStore {
         expected: Option<i64>,
     ) -> Result<Definition, RegistryError>;
 
-    /// Removes a definition that no subscription refers to.
+    /// Deletes a definition that no subscription refers to.
     async fn delete_definition(&self, id: &str, expected: Option<i64>) -> Result<(), RegistryError>;
 
     /// The definition with this id.
     async fn definition(&self, id: &str) -> Result<Option<Definition>, StoreError>;
 
-    /// The definition with exactly this key: `*` is only itself here.
+    /// The definition with exactly this key: `*` matches only `*` here.
     async fn definition_of_key(&self, key: &EventKey) -> Result<Option<Definition>, StoreError>;
 
     /// One page of all definitions.
@@ -62,7 +63,7 @@ pub trait DefinitionStore {
 /// The subscriptions of a [`Registry`].
 #[async_trait]
 pub trait SubscriptionStore {
-    /// Makes a subscription, or answers with the same subscription if there is one. The caller chooses the id, because the
+    /// Creates a subscription, or returns the same subscription if it exists. The caller chooses the id, because the
     /// credentials are sealed for it.
     async fn create_subscription(
         &self,
@@ -78,7 +79,7 @@ pub trait SubscriptionStore {
         expected: Option<i64>,
     ) -> Result<Subscription, RegistryError>;
 
-    /// Removes a subscription.
+    /// Deletes a subscription.
     async fn delete_subscription(&self, id: &str, expected: Option<i64>) -> Result<(), RegistryError>;
 
     /// The subscription with this id.
@@ -95,12 +96,12 @@ pub trait SubscriptionStore {
     async fn has_sealed_credentials(&self) -> Result<bool, StoreError>;
 }
 
-/// What identifies a kind of event; `*` in any place stands for anything.
+/// Identifies a kind of event; `*` in a field matches any value.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct EventKey {
     /// The service that publishes it.
     pub source_service: String,
-    /// What happened.
+    /// The type of the event.
     pub event_type: String,
     /// The kind of resource that it happened to.
     pub resource_type: String,
@@ -111,9 +112,9 @@ pub struct EventKey {
 /// The fields of a definition that a caller gives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DefinitionFields {
-    /// The events that it stands for. No two definitions have the same key.
+    /// The events that it matches. No two definitions have the same key.
     pub key: EventKey,
-    /// For people.
+    /// A description for people.
     pub description: Option<String>,
 }
 
@@ -124,11 +125,11 @@ pub struct Definition {
     pub id: String,
     /// The fields that the caller gave.
     pub fields: DefinitionFields,
-    /// When it was made.
+    /// When it was created.
     pub created_at: DateTime<Utc>,
     /// When it last changed.
     pub updated_at: DateTime<Utc>,
-    /// From 1, one more with every change.
+    /// Starts at 1 and rises by 1 with every change.
     pub version: i64,
 }
 
@@ -139,30 +140,30 @@ pub struct SubscriptionFields {
     pub subscriber_id: String,
     /// The definition that it subscribes to.
     pub definition_id: String,
-    /// Where events go, without the values of the query string.
+    /// The URL that events are sent to, without the values of the query string.
     pub endpoint: String,
-    /// The digest of the whole address.
+    /// The digest of the whole URL.
     pub endpoint_digest: Bytes,
-    /// What the body is when the event does not say.
+    /// The type of the body, if the event names none.
     pub payload_type: String,
     /// The kind of credentials.
     pub auth_type: String,
-    /// Credentials, the whole address and the values of headers, encrypted; empty where there are none.
+    /// The encrypted credentials, whole URL and values of headers; empty if there are none.
     pub credentials_sealed: Bytes,
-    /// Which headers are sent with every event.
+    /// The names of the headers that are sent with every event.
     pub header_names: Vec<String>,
-    /// How long one request may take, where it differs from the default.
+    /// How long one request may take; `None` for the default.
     pub timeout: Option<Duration>,
-    /// How many immediate retries, where it differs from the default.
+    /// The number of immediate retries; `None` for the default.
     pub max_retry: Option<u32>,
-    /// Only events of this tenant; `None` for all.
+    /// Matches only events of this tenant; `None` for all tenants.
     pub tenant_id: Option<String>,
-    /// False if no events are matched.
+    /// False if the subscription receives no events.
     pub active: bool,
 }
 
 impl std::fmt::Debug for SubscriptionFields {
-    /// Without the sealed credentials and the digest, which nobody can read.
+    /// Leaves out the sealed credentials and the digest, which are not readable.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SubscriptionFields")
             .field("subscriber_id", &self.subscriber_id)
@@ -182,68 +183,68 @@ pub struct Subscription {
     pub id: String,
     /// The fields that the caller gave.
     pub fields: SubscriptionFields,
-    /// When it was made.
+    /// When it was created.
     pub created_at: DateTime<Utc>,
     /// When it last changed.
     pub updated_at: DateTime<Utc>,
-    /// From 1, one more with every change.
+    /// Starts at 1 and rises by 1 with every change.
     pub version: i64,
 }
 
-/// The answer to a request to make something.
+/// The result of a request to create an item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Created<T> {
-    /// It was made.
+    /// It was created.
     New(T),
-    /// It existed before, and stays as it is.
+    /// It existed before, and was not changed.
     Existing(T),
 }
 
 /// Which subscriptions to list. Every given condition must hold.
 #[derive(Clone, Debug, Default)]
 pub struct SubscriptionFilter {
-    /// Of this subscriber.
+    /// Only subscriptions of this subscriber.
     pub subscriber_id: Option<String>,
-    /// To this definition.
+    /// Only subscriptions to this definition.
     pub definition_id: Option<String>,
 }
 
-/// Which part of a list.
+/// The page of a list to read.
 #[derive(Clone, Debug, Default)]
 pub struct PageRequest {
-    /// Only what comes behind this id; instead of `page`, which must read all pages before it.
+    /// Reads the entries after this id. Cheaper than `page`, which must read all pages before it.
     pub after: Option<String>,
-    /// From 0.
+    /// The number of the page, from 0. Not used with `after`.
     pub page: u32,
-    /// How many to a page.
+    /// The number of entries per page.
     pub size: u32,
 }
 
-/// Part of a list, oldest first.
+/// One page of a list, oldest first.
 #[derive(Clone, Debug)]
 pub struct Page<T> {
     /// The items of this page.
     pub items: Vec<T>,
-    /// How many there are in all.
+    /// The number of entries in the whole list.
     pub total: u64,
     /// True if another page follows.
     pub has_more: bool,
 }
 
-/// Why the registry did not do what it was asked.
+/// Why the registry refused a request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistryError {
     /// Another definition has this key.
     #[error("a definition with this key exists already")]
     Duplicate,
-    /// There is nothing with this id.
+    /// No entry has this id.
     #[error("there is nothing with this id")]
     NotFound,
     /// Subscriptions refer to the definition.
     #[error("the definition has subscriptions: delete them first")]
     InUse,
-    /// It changed since the caller read it.
+    /// The entry changed since the caller read it.
     #[error("it is at version {found} and not at {expected}: read it again")]
     Stale {
         /// The version that the caller expects.
@@ -251,10 +252,10 @@ pub enum RegistryError {
         /// The version in the registry.
         found: i64,
     },
-    /// The subscription refers to a definition that is not there.
+    /// The subscription refers to a definition that does not exist.
     #[error("there is no definition with this id")]
     UnknownDefinition,
-    /// The database did not do what it was asked.
+    /// The database failed.
     #[error(transparent)]
     Store(#[from] StoreError),
 }

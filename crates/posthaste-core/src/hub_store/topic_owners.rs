@@ -4,35 +4,35 @@ use std::sync::{Arc, Mutex};
 use super::{Admission, Ingested, Refusal};
 use crate::{Event, lock};
 
-/// The owners of topics that this process knows. An owner never changes, so it cannot be stale.
+/// A cache of the owners of topics. An owner never changes, so the cache cannot be stale.
 pub struct TopicOwners {
     limit: usize,
     by_key: Mutex<HashMap<String, String>>,
 }
 
-/// The owners of the topics that one write is about. The store completes it inside of its transaction: first with what is
-/// recorded, then with each type that it records itself.
+/// The owners of the topics of one batch. The store completes it inside its transaction: first with the recorded
+/// owners, then with each type that it records itself.
 #[derive(Clone, Default)]
 pub struct BatchOwners {
     by_key: HashMap<String, String>,
     unknown: Vec<String>,
-    /// How many channels are recorded in all; known only if something was unknown.
+    /// The number of all recorded channels. Read only if the cache did not know every owner of the batch.
     count: usize,
     limit: usize,
 }
 
-/// What event types that differ only in `.` and `_` have in common.
+/// The key of the event type's topic: equal for event types that differ only in `.` and `_`.
 pub fn topic_key(event_type: &str) -> String {
     event_type.replace('.', "_")
 }
 
 impl TopicOwners {
-    /// Nothing is known yet; at most `limit` channels may be recorded.
+    /// An empty cache. At most `limit` channels may be recorded.
     pub fn new(limit: usize) -> Self {
         Self { limit, by_key: Mutex::default() }
     }
 
-    /// The owners of the topics of these event types, as far as they are known without the database.
+    /// The owners of the topics of these event types that are in the cache.
     pub fn of_batch<'a>(&self, event_types: impl Iterator<Item = &'a str>) -> BatchOwners {
         let known = lock(&self.by_key);
         let mut owners = BatchOwners { limit: self.limit, ..BatchOwners::default() };
@@ -45,12 +45,12 @@ impl TopicOwners {
         owners
     }
 
-    /// These types are recorded as owners of their topics.
+    /// Adds types that are recorded as owners of their topics.
     pub fn remember_types(&self, event_types: &[String]) {
         lock(&self.by_key).extend(event_types.iter().map(|event_type| (topic_key(event_type), event_type.clone())));
     }
 
-    /// The transaction of this batch has committed.
+    /// Adds the owners of a batch whose transaction has committed.
     pub fn remember(&self, batch: BatchOwners) {
         lock(&self.by_key).extend(batch.by_key);
     }
@@ -62,7 +62,7 @@ impl BatchOwners {
         &self.unknown
     }
 
-    /// Completes what is known by the recorded owners of topic keys, and by the number of all recorded channels.
+    /// Adds recorded owners, by topic key, and the number of all recorded channels.
     pub fn add_recorded(&mut self, owners: impl IntoIterator<Item = (String, String)>, count: usize) {
         self.by_key.extend(owners);
         self.count = count;
@@ -73,12 +73,12 @@ impl BatchOwners {
         self.unknown.iter().all(|key| self.by_key.contains_key(key))
     }
 
-    /// The topic key of a type that is to be recorded now; `None` if it is recorded already.
+    /// The topic key of a type that must be recorded now; `None` if its topic has an owner already.
     pub fn unrecorded_key(&self, event_type: &str) -> Option<String> {
         Some(topic_key(event_type)).filter(|key| !self.by_key.contains_key(key))
     }
 
-    /// The type was recorded as the owner of this topic key.
+    /// Adds a type that was recorded as the owner of this topic key.
     pub fn recorded(&mut self, key: String, event_type: &str) {
         self.by_key.insert(key, event_type.to_owned());
         self.count += 1;
@@ -89,7 +89,7 @@ impl BatchOwners {
         self.check_beside(event_type, &HashMap::new())
     }
 
-    /// The same, if the types in `requested` get the topics of their keys.
+    /// Like [`check`](Self::check), assuming that the types in `requested` own the topics of their keys.
     fn check_beside(&self, event_type: &str, requested: &HashMap<String, String>) -> Result<(), Refusal> {
         let key = topic_key(event_type);
         match self.by_key.get(&key).or_else(|| requested.get(&key)) {
@@ -100,7 +100,7 @@ impl BatchOwners {
         }
     }
 
-    /// The refusals of events that are stored whatever becomes of each other.
+    /// The refusals of events that are stored independently of each other.
     pub fn refusals(&self, events: &[Arc<Event>]) -> Vec<Option<Refusal>> {
         events.iter().map(|event| self.check(event.event_type()).err()).collect()
     }
@@ -121,11 +121,11 @@ impl BatchOwners {
         refusals
     }
 
-    /// How many of the first events can be checked together: their checks do not depend on whether those before them are
-    /// stored. At least one.
+    /// The number of leading events that can be checked together, because no check depends on the storing of an earlier
+    /// event. At least one.
     ///
-    /// Two new types of one batch may ask for the same topic. The batch is cut before the second: whether the first owns the
-    /// topic is known only when an event of it is stored.
+    /// Two new types of one batch may need the same topic. The batch is cut before the second type: the first type owns
+    /// the topic only if one of its events is stored.
     pub fn independent(&self, events: &[Arc<Event>]) -> usize {
         if self.unknown.is_empty() {
             return events.len();
@@ -148,7 +148,7 @@ impl BatchOwners {
 }
 
 impl Admission {
-    /// The answers to a batch: its refusals, and in their gaps what became of the events that were not refused, in order.
+    /// The results of a batch: the refusals, and for each event that was not refused the next of `ingested`.
     pub fn merge(refusals: Vec<Option<Refusal>>, ingested: impl IntoIterator<Item = Ingested>) -> Vec<Self> {
         let mut ingested = ingested.into_iter();
         let answer = |refusal| match refusal {

@@ -3,13 +3,13 @@ use posthaste_api::DeadLetterStatus;
 use posthaste_hub::{DeadLetterFilter, PageRequest, Settings, SubscriptionFilter};
 
 use crate::support::{
-    Subscriber, ask, assert_counted, execute, header, impatient, open, publish, start, subscribe, until,
+    Subscriber, ask, assert_counted, execute, header, open, publish, start, subscribe, until, with_fast_retries,
 };
 
 const EVENT: &str = r#"{"eventType":"order.placed","sourceService":"shop","payload":1}"#;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unreadable_subscription_stops_nobody_else() {
+async fn an_unreadable_subscription_does_not_stop_other_subscriptions() {
     let world = start(Settings::default()).await;
     let (good, bad) = (Subscriber::default(), Subscriber::default());
     for (name, subscriber) in [("bad", &bad), ("good", &good)] {
@@ -31,7 +31,7 @@ async fn an_unreadable_subscription_stops_nobody_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unreadable_definition_costs_only_its_own_subscriptions() {
+async fn an_unreadable_definition_stops_only_its_own_subscriptions() {
     let world = start(Settings::default()).await;
     let subscriber = Subscriber::default();
     let endpoint = format!("http://{}/hook", subscriber.start().await);
@@ -77,7 +77,7 @@ async fn unreadable_progress_does_not_keep_the_hub_from_starting() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_that_the_bus_cannot_read_is_quarantined_alone() {
+async fn only_the_record_that_the_bus_cannot_read_is_quarantined() {
     let folder = tempfile::tempdir().unwrap();
     let subscriber = Subscriber::default();
     let hub = open(folder.path(), Settings::default()).await;
@@ -103,8 +103,8 @@ async fn a_record_that_the_bus_cannot_read_is_quarantined_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unreadable_dead_letter_keeps_no_other_from_being_retried() {
-    let world = start(impatient()).await;
+async fn an_unreadable_dead_letter_does_not_stop_other_retries() {
+    let world = start(with_fast_retries()).await;
     let subscriber = Subscriber::default();
     subscribe(&world.hub, "*", "all", &format!("http://{}/hook", subscriber.start().await), None).await;
     subscriber.answer(StatusCode::SERVICE_UNAVAILABLE);
@@ -122,7 +122,7 @@ async fn an_unreadable_dead_letter_keeps_no_other_from_being_retried() {
         letters.iter().any(|letter| letter.message_id == good && processed(letter)).then_some(())
     })
     .await;
-    until("the bad one waits for an operator", async || {
+    until("the unreadable one has failed", async || {
         let given_up = "SELECT count(*) FROM dlt_event WHERE error_code = 'unreadable' AND due IS NULL";
         (world.ask::<i64>(given_up).await == 1).then_some(())
     })

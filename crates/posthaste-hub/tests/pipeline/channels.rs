@@ -12,11 +12,11 @@ fn event_of(event_type: &str) -> Event {
     event(&format!(r#"{{"eventType":"{event_type}","sourceService":"s","payload":1}}"#))
 }
 
-/// Publishes an event of this type and expects that `owner` has its topic.
+/// Publishes an event of this type and expects a refusal, because `owner` owns the topic.
 async fn assert_refused(hub: &Hub, event_type: &str, owner: &str) {
-    let answer = hub.ingest().publish(vec![event_of(event_type)], false).await.unwrap().remove(0);
+    let result = hub.ingest().publish(vec![event_of(event_type)], false).await.unwrap().remove(0);
     let expected = ChannelError::Collision { refused: event_type.to_owned(), existing: owner.to_owned() };
-    assert!(matches!(&answer, Accepted::Refused(error) if *error == expected), "{answer:?}");
+    assert!(matches!(&result, Accepted::Refused(error) if *error == expected), "{result:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -45,7 +45,7 @@ async fn an_event_that_is_not_stored_leaves_no_channel() {
     let conflict = |event_type: &str| {
         event(&format!(r#"{{"eventId":"{taken}","eventType":"{event_type}","sourceService":"s","payload":2}}"#))
     };
-    // Atomic batches that are refused for an id, for a bad name and for a collision inside.
+    // Atomic batches that are refused because of an id, a bad type name, or two types with the same topic.
     let refused = world.hub.ingest().publish(vec![event_of("a.b"), conflict("known")], true).await.unwrap();
     assert!(matches!(refused[..], [Accepted::Withheld, Accepted::Conflict]), "{refused:?}");
     let bad = Event::builder("bad name").text("1".to_owned()).build().unwrap();
@@ -54,7 +54,7 @@ async fn an_event_that_is_not_stored_leaves_no_channel() {
     let refused = world.hub.ingest().publish(vec![event_of("a.b"), event_of("a-_b"), event_of("a_b")], true).await;
     let refused = refused.unwrap();
     assert!(matches!(refused[..], [Accepted::Withheld, Accepted::Withheld, Accepted::Refused(_)]), "{refused:?}");
-    // A single event whose id belongs to another one, before an event that wants the same topic.
+    // A single event whose id belongs to another event, before an event of another type with the same topic.
     let mixed = world.hub.ingest().publish(vec![conflict("a.b"), event_of("a_b"), event_of("a.b")], false).await;
     let mixed = mixed.unwrap();
     assert!(matches!(mixed[..], [Accepted::Conflict, Accepted::Stored, Accepted::Refused(_)]), "{mixed:?}");
@@ -81,19 +81,19 @@ async fn a_row_inserted_by_plain_sql_owns_its_topic_before_it_is_due() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_more_channels_are_made_than_the_limit_also_after_a_restart() {
+async fn the_limit_of_channels_also_holds_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     let mut settings = Settings::default();
     settings.bus.max_channels = 2;
     let hub = open(folder.path(), settings.clone()).await;
-    let answers = hub.ingest().publish(vec![event_of("one"), event_of("two"), event_of("three")], false).await;
-    let answers = answers.unwrap();
-    assert!(matches!(answers[..], [Accepted::Stored, Accepted::Stored, Accepted::Refused(_)]), "{answers:?}");
+    let results = hub.ingest().publish(vec![event_of("one"), event_of("two"), event_of("three")], false).await;
+    let results = results.unwrap();
+    assert!(matches!(results[..], [Accepted::Stored, Accepted::Stored, Accepted::Refused(_)]), "{results:?}");
     hub.stop().await;
     let hub = open(folder.path(), settings).await;
-    let answers = hub.ingest().publish(vec![event_of("three"), event_of("two")], false).await.unwrap();
+    let results = hub.ingest().publish(vec![event_of("three"), event_of("two")], false).await.unwrap();
     let limit = ChannelError::TooMany { refused: "three".to_owned(), limit: 2 };
-    assert!(matches!(&answers[0], Accepted::Refused(error) if *error == limit), "{answers:?}");
-    assert!(matches!(answers[1], Accepted::Stored), "{answers:?}");
+    assert!(matches!(&results[0], Accepted::Refused(error) if *error == limit), "{results:?}");
+    assert!(matches!(results[1], Accepted::Stored), "{results:?}");
     hub.stop().await;
 }

@@ -6,10 +6,10 @@ use axum::http::StatusCode;
 use posthaste_api::{AuthIn, DeadLetterStatus, EventIn, Trigger};
 use posthaste_hub::{Accepted, DeadLetterFilter, Settings};
 
-use crate::support::{Subscriber, header, impatient, open, publish, start, subscribe, until};
+use crate::support::{Subscriber, header, open, publish, start, subscribe, until, with_fast_retries};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_event_reaches_its_subscribers_byte_for_byte() {
+async fn a_payload_reaches_its_subscribers_byte_for_byte() {
     let world = start(Settings::default()).await;
     let (orders, all, others) = (Subscriber::default(), Subscriber::default(), Subscriber::default());
     let hook = |address: SocketAddr| format!("http://{address}/hook");
@@ -76,18 +76,18 @@ async fn a_thousand_events_arrive_once_each() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failing_endpoint_is_retried_dead_lettered_and_recovers_by_itself() {
-    let world = start(impatient()).await;
+    let world = start(with_fast_retries()).await;
     let subscriber = Subscriber::default();
     let endpoint = format!("http://{}/hook", subscriber.start().await);
     subscribe(&world.hub, "order.placed", "orders", &endpoint, None).await;
     subscriber.answer(StatusCode::SERVICE_UNAVAILABLE);
     let id = publish(&world.hub, r#"{"eventType":"order.placed","sourceService":"shop","payload":{"n":1}}"#).await;
 
-    // The first attempt and three retries, then the scheduler's first.
+    // The first attempt, three immediate retries, and the first scheduled retry.
     subscriber.wait_for(5).await;
     subscriber.answer(StatusCode::OK);
     let all = DeadLetterFilter { status: None, ..DeadLetterFilter::default() };
-    let letter = until("the letter is processed", async || {
+    let letter = until("the dead letter is processed", async || {
         let page = world.hub.dead_letters(&all).await.unwrap();
         page.items.into_iter().find(|letter| letter.status == DeadLetterStatus::Processed)
     })
@@ -105,13 +105,13 @@ async fn a_failing_endpoint_is_retried_dead_lettered_and_recovers_by_itself() {
     let attempts: Vec<_> =
         received.iter().map(|(headers, _)| header(headers, "posthaste-attempt").to_owned()).collect();
     let expected: Vec<_> = (1..=received.len()).map(|attempt| attempt.to_string()).collect();
-    assert_eq!(attempts, expected, "attempts count on from immediate to scheduled retries");
+    assert_eq!(attempts, expected, "scheduled retries continue the count of immediate attempts");
     assert!(received.iter().all(|(headers, _)| header(headers, "webhook-id") == id));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_exhausted_letter_stays_failed_until_it_is_replayed() {
-    let world = start(impatient()).await;
+async fn an_exhausted_dead_letter_stays_failed_until_it_is_replayed() {
+    let world = start(with_fast_retries()).await;
     let subscriber = Subscriber::default();
     let endpoint = format!("http://{}/hook", subscriber.start().await);
     subscribe(&world.hub, "order.placed", "orders", &endpoint, None).await;
@@ -119,7 +119,7 @@ async fn an_exhausted_letter_stays_failed_until_it_is_replayed() {
     publish(&world.hub, r#"{"eventType":"order.placed","sourceService":"shop","payload":null}"#).await;
     let failed =
         DeadLetterFilter { status: Some(posthaste_hub::DeadLetterStatus::Failed), ..DeadLetterFilter::default() };
-    let letter = until("the letter is exhausted", async || {
+    let letter = until("the dead letter is exhausted", async || {
         let page = world.hub.dead_letters(&failed).await.unwrap();
         page.items.into_iter().find(|letter| letter.retry_count == 3)
     })
@@ -135,7 +135,7 @@ async fn an_exhausted_letter_stays_failed_until_it_is_replayed() {
     let again = world.hub.replay(&[letter.id], None, Some(Duration::from_secs(20))).await.unwrap();
     assert_eq!(again.results.unwrap()[0].status, DeadLetterStatus::Processed);
     let detail = world.hub.dead_letter(letter.id).await.unwrap().unwrap();
-    assert_eq!(detail.letter.retry_count, 3, "replays leave the count alone");
+    assert_eq!(detail.letter.retry_count, 3, "replays do not change the count");
     let triggers: Vec<_> = detail.history.iter().map(|attempt| attempt.trigger).collect();
     assert_eq!(triggers[3..], [Trigger::Replay, Trigger::Replay]);
     assert_eq!(subscriber.received().last().unwrap().1, "null".as_bytes());
@@ -143,7 +143,7 @@ async fn an_exhausted_letter_stays_failed_until_it_is_replayed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn credentials_that_cannot_be_opened_wait_as_dead_letters_and_stop_nobody() {
+async fn deliveries_with_unreadable_credentials_become_dead_letters_and_stop_no_others() {
     let folder = tempfile::tempdir().unwrap();
     let (sealed, open_to_all) = (Subscriber::default(), Subscriber::default());
     let hub = open(folder.path(), Settings::default()).await;
@@ -158,18 +158,18 @@ async fn credentials_that_cannot_be_opened_wait_as_dead_letters_and_stop_nobody(
     publish(&hub, r#"{"eventType":"open","sourceService":"s","payload":2}"#).await;
     open_to_all.wait_for(1).await;
     let new = DeadLetterFilter { status: Some(posthaste_hub::DeadLetterStatus::New), ..DeadLetterFilter::default() };
-    let letter = until("the letter waits", async || hub.dead_letters(&new).await.unwrap().items.pop()).await;
+    let letter = until("the dead letter is stored", async || hub.dead_letters(&new).await.unwrap().items.pop()).await;
     assert_eq!((letter.message_id, letter.error_code.as_deref(), letter.retry_count), (id, Some("sealed"), 0));
     assert!(sealed.received().is_empty());
     hub.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hanging_endpoint_does_not_hold_up_its_neighbour() {
+async fn a_hanging_endpoint_does_not_delay_other_endpoints() {
     let mut settings = Settings::default();
     settings.delivery.concurrency = 4;
     let world = start(settings).await;
-    // It accepts connections and never answers.
+    // An endpoint that accepts connections and never responds.
     let hanging = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let neighbour = Subscriber::default();
     subscribe(&world.hub, "slow", "slow", &format!("http://{}/", hanging.local_addr().unwrap()), None).await;
@@ -183,8 +183,10 @@ async fn a_hanging_endpoint_does_not_hold_up_its_neighbour() {
         world.hub.ingest().publish(burst, false).await.unwrap();
     }
     let all = DeadLetterFilter { status: None, ..DeadLetterFilter::default() };
-    until("the slow one spills", async || (world.hub.dead_letters(&all).await.unwrap().total > 3_000).then_some(()))
-        .await;
+    until("deliveries to the slow endpoint are deferred", async || {
+        (world.hub.dead_letters(&all).await.unwrap().total > 3_000).then_some(())
+    })
+    .await;
     let started = tokio::time::Instant::now();
     world.hub.ingest().publish(vec![event("fast")], false).await.unwrap();
     neighbour.wait_for(1).await;
@@ -195,11 +197,11 @@ async fn a_hanging_endpoint_does_not_hold_up_its_neighbour() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_accepted_before_a_restart_arrives_after_it() {
+async fn an_event_accepted_before_a_restart_is_delivered_after_it() {
     let folder = tempfile::tempdir().unwrap();
     let subscriber = Subscriber::default();
     let hub = open(folder.path(), Settings::default()).await;
-    // Delayed, so that the first process surely has not delivered it.
+    // Delayed, so that the first process cannot have delivered it.
     let id = publish(&hub, r#"{"eventType":"late","sourceService":"s","deliverAfter":"300ms","payload":1}"#).await;
     let endpoint = format!("http://{}/hook", subscriber.start().await);
     subscribe(&hub, "late", "late", &endpoint, None).await;

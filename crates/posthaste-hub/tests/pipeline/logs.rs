@@ -1,11 +1,11 @@
 use axum::http::StatusCode;
 use posthaste_api::AuthIn;
 
-use crate::support::{Subscriber, impatient, log_lines, publish, start, subscribe, until};
+use crate::support::{Subscriber, log_lines, publish, start, subscribe, until, with_fast_retries};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn failed_attempts_are_warnings_and_the_last_one_is_an_error() {
-    let world = start(impatient()).await;
+    let world = start(with_fast_retries()).await;
     let subscriber = Subscriber::default();
     let endpoint = format!("http://{}/hook?key=s3cret-query", subscriber.start().await);
     let token = AuthIn::HeaderToken { token: Some("s3cret-token".to_owned().into()) };
@@ -14,13 +14,13 @@ async fn failed_attempts_are_warnings_and_the_last_one_is_an_error() {
     let event = r#"{"eventType":"order.placed","sourceService":"shop","payload":{"card":"s3cret-payload"}}"#;
     let id = publish(&world.hub, event).await;
     // Four immediate attempts and three scheduled ones.
-    let lines = until("it is given up twice", async || {
+    let lines = until("both relays logged the last attempt", async || {
         let lines: Vec<_> = log_lines().into_iter().filter(|line| line.contains(&id)).collect();
         (lines.iter().filter(|line| line.contains("ERROR")).count() == 2).then_some(lines)
     })
     .await;
     world.hub.stop().await;
-    let told: Vec<(&str, &str, usize)> = lines
+    let logged: Vec<(&str, &str, usize)> = lines
         .iter()
         .map(|line| {
             let level = if line.contains("ERROR") { "ERROR" } else { "WARN" };
@@ -38,7 +38,7 @@ async fn failed_attempts_are_warnings_and_the_last_one_is_an_error() {
         ("WARN", "dlt-retry", 6),
         ("ERROR", "dlt-retry", 7),
     ];
-    assert_eq!(told, expected, "{lines:#?}");
+    assert_eq!(logged, expected, "{lines:#?}");
     for line in &lines {
         assert!(line.contains("event_type=\"order.placed\"") && line.contains("HTTP 500"), "{line}");
         assert!(line.contains("subscription=\"0"), "a UUID: {line}");
@@ -48,11 +48,11 @@ async fn failed_attempts_are_warnings_and_the_last_one_is_an_error() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_outbox_row_that_goes_dead_in_a_channel_is_an_error() {
-    let world = start(impatient()).await;
+    let world = start(with_fast_retries()).await;
     world
         .execute("INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('row-9', 'not a topic', '1')")
         .await;
-    let line = until("the row is given up", async || {
+    let line = until("the dead row is logged", async || {
         log_lines().into_iter().find(|line| line.contains("ERROR") && line.contains("row-9"))
     })
     .await;

@@ -8,7 +8,7 @@ use crate::support::{Subscriber, header, open_database, open_on, publish, start,
 
 const EVENT: &str = r#"{"eventType":"order.placed","sourceService":"shop","payload":1}"#;
 
-/// Waits until exactly these parts cannot do their work; answers with what the first says.
+/// Waits until the hub is not ready because of this part. Returns the reason.
 async fn until_unready(hub: &Hub, part: &str) -> String {
     until("readiness fails", async || {
         let parts = hub.readiness().await.parts;
@@ -36,12 +36,12 @@ async fn limit_pages(database: &HubDatabase, pages: &'static str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_database_that_takes_no_writes_is_named_until_it_does() {
+async fn readiness_names_a_database_that_refuses_writes_until_it_accepts_them() {
     let folder = tempfile::tempdir().unwrap();
     let database = open_database(folder.path()).await;
     let hub = open_on(folder.path(), database.clone(), Settings::default()).await;
     until_ready(&hub).await;
-    // As small as it can be: the pages that there are.
+    // The smallest possible limit: the number of pages that the file has.
     limit_pages(&database, "PRAGMA max_page_count = 1").await;
     let payload = "x".repeat(64 * 1024);
     let event = format!(r#"{{"eventType":"order.placed","sourceService":"shop","payload":"{payload}"}}"#);
@@ -60,7 +60,7 @@ async fn a_database_that_takes_no_writes_is_named_until_it_does() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_stalls_while_work_waits_is_named_until_it_goes_on() {
+async fn readiness_names_a_stalled_relay_until_it_makes_progress() {
     let mut settings = Settings::default();
     settings.outbox.lease = Duration::from_secs(3);
     let world = start(settings).await;

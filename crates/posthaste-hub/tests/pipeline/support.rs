@@ -18,7 +18,7 @@ use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Sqlite};
 use tempfile::TempDir;
 use tokio::sync::Notify;
 
-/// An HTTP server that remembers what it was sent and answers as it is told.
+/// An HTTP server that remembers its requests and responds with the status that the test sets.
 #[derive(Clone, Default)]
 pub struct Subscriber(Arc<Inbox>);
 
@@ -95,7 +95,7 @@ pub async fn open_database(folder: &Path) -> Arc<HubDatabase> {
 }
 
 pub async fn open_on(folder: &Path, database: Arc<HubDatabase>, settings: Settings) -> Hub {
-    // Before anything is counted or logged.
+    // Installed before a hub counts or logs anything.
     metrics();
     log();
     let sealer = Sealer::open(&folder.join("hub.key")).unwrap();
@@ -103,8 +103,8 @@ pub async fn open_on(folder: &Path, database: Arc<HubDatabase>, settings: Settin
     Hub::start(Parts { database, client, sealer, settings }).await.unwrap()
 }
 
-/// Dead letters become due fast, so that a test sees their whole life.
-pub fn impatient() -> Settings {
+/// Settings with which dead letters become due fast, so that a test sees all their retries.
+pub fn with_fast_retries() -> Settings {
     let mut settings = Settings::default();
     settings.dlt.retry_interval = Duration::from_millis(200);
     settings
@@ -136,14 +136,14 @@ pub fn header<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
     headers.get(name).unwrap_or_else(|| panic!("no header {name}")).to_str().unwrap()
 }
 
-/// Asks until the answer is what is waited for.
+/// Calls `look` until it returns a value.
 pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let end = tokio::time::Instant::now() + Duration::from_secs(20);
     loop {
         if let Some(found) = look().await {
             return found;
         }
-        assert!(tokio::time::Instant::now() < end, "waited in vain: {what}");
+        assert!(tokio::time::Instant::now() < end, "timed out waiting until {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
@@ -184,20 +184,20 @@ impl World {
     }
 }
 
-/// Everything that hubs of this process have counted.
+/// The metrics of all hubs of this process.
 fn metrics() -> &'static PrometheusHandle {
     static METRICS: OnceLock<PrometheusHandle> = OnceLock::new();
     METRICS.get_or_init(|| PrometheusBuilder::new().install_recorder().unwrap())
 }
 
-/// Expects that this counter, with its labels, is above zero.
+/// Asserts that this counter, with its labels, is above zero.
 pub fn assert_counted(counter: &str) {
     let text = metrics().render();
     let counted = text.lines().find_map(|line| line.strip_prefix(counter)?.trim().parse::<f64>().ok());
     assert!(counted.is_some_and(|counted| counted > 0.0), "{counter} is not counted in:\n{text}");
 }
 
-/// What hubs of this process have logged.
+/// The log of all hubs of this process.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u8>>>);
 

@@ -20,7 +20,7 @@ const COUNT: &str = "SELECT count(*) FROM channel";
 
 const RECORD: &str = "INSERT INTO channel (topic_key, event_type) VALUES (?, ?)";
 
-/// Every event type with unfinished rows, due or not. A loose index scan: one seek per type.
+/// Every event type with unfinished rows, including rows that are not due. A loose index scan: one seek per type.
 const UNFINISHED_TYPES: &str = "WITH RECURSIVE kind (event_type) AS (
          SELECT min(event_type) FROM {table} INDEXED BY {table}_pending_of_type WHERE status IN (0, 2)
          UNION ALL
@@ -31,7 +31,7 @@ const UNFINISHED_TYPES: &str = "WITH RECURSIVE kind (event_type) AS (
      SELECT event_type FROM kind WHERE typeof(event_type) = 'text'
        AND replace(event_type, '.', '_') IN (SELECT value FROM json_each(?))";
 
-/// The channels of the hub, in the table `channel`, beside the outbox table whose events they are for.
+/// The channels of the hub, in the table `channel`. The outbox table in the same file has their events.
 #[derive(Clone)]
 pub struct ChannelTable {
     database: Database,
@@ -62,13 +62,13 @@ impl ChannelStore for ChannelTable {
             Box::pin(async move {
                 let (outbox, owners, event_types) = &*arguments;
                 let mut batch = Batch { connection, outbox, owners: owners.clone() };
-                let answers = batch.record(event_types).await?;
-                Ok((answers, batch.owners))
+                let results = batch.record(event_types).await?;
+                Ok((results, batch.owners))
             })
         });
-        let (answers, owners) = write.await?;
+        let (results, owners) = write.await?;
         self.owners.remember(owners);
-        Ok(answers)
+        Ok(results)
     }
 
     async fn ingest(&self, events: Vec<Arc<Event>>, atomic: bool) -> Result<Vec<Admission>, StoreError> {
@@ -78,16 +78,16 @@ impl ChannelStore for ChannelTable {
             Box::pin(async move {
                 let (outbox, owners, events) = &*arguments;
                 let mut batch = Batch { connection, outbox, owners: owners.clone() };
-                let answers = match atomic {
+                let results = match atomic {
                     true => batch.ingest_atomic(events).await?,
                     false => batch.ingest_each(events).await?,
                 };
-                Ok((answers, batch.owners))
+                Ok((results, batch.owners))
             })
         });
-        let (answers, owners) = write.await?;
+        let (results, owners) = write.await?;
         self.owners.remember(owners);
-        Ok(answers)
+        Ok(results)
     }
 }
 
@@ -101,27 +101,27 @@ struct Batch<'a> {
 impl Batch<'_> {
     async fn record(&mut self, event_types: &[String]) -> Result<Vec<Result<(), Refusal>>, sqlx::Error> {
         self.read_owners().await?;
-        let mut answers = Vec::with_capacity(event_types.len());
+        let mut results = Vec::with_capacity(event_types.len());
         for event_type in event_types {
-            let answer = self.owners.check(event_type);
-            if answer.is_ok() {
+            let result = self.owners.check(event_type);
+            if result.is_ok() {
                 self.record_type(event_type).await?;
             }
-            answers.push(answer);
+            results.push(result);
         }
-        Ok(answers)
+        Ok(results)
     }
 
     async fn ingest_each(&mut self, events: &[Arc<Event>]) -> Result<Vec<Admission>, sqlx::Error> {
         self.read_owners().await?;
-        let mut answers = Vec::with_capacity(events.len());
+        let mut results = Vec::with_capacity(events.len());
         let mut rest = events;
         while !rest.is_empty() {
             let (part, later) = rest.split_at(self.owners.independent(rest));
-            answers.extend(self.store(part, self.owners.refusals(part), false).await?);
+            results.extend(self.store(part, self.owners.refusals(part), false).await?);
             rest = later;
         }
-        Ok(answers)
+        Ok(results)
     }
 
     async fn ingest_atomic(&mut self, events: &[Arc<Event>]) -> Result<Vec<Admission>, sqlx::Error> {
@@ -151,7 +151,8 @@ impl Batch<'_> {
         Ok(Admission::merge(refusals, ingested))
     }
 
-    /// Completes what is known of the owners. A type with pending rows of other programs owns its topic from now on.
+    /// Reads the owners that are not in the cache. A type with pending rows of other programs owns its topic from now
+    /// on.
     async fn read_owners(&mut self) -> Result<(), sqlx::Error> {
         if self.owners.unknown().is_empty() {
             return Ok(());
@@ -175,7 +176,7 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// Records that the type owns its topic, unless that is recorded already.
+    /// Records that the type owns its topic, unless the topic has an owner already.
     async fn record_type(&mut self, event_type: &str) -> Result<(), sqlx::Error> {
         let Some(key) = self.owners.unrecorded_key(event_type) else { return Ok(()) };
         sqlx::query(RECORD).bind(key.as_str()).bind(event_type).execute(&mut *self.connection).await?;

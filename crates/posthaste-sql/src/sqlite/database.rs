@@ -18,11 +18,10 @@ use super::writer::{WriteError, Writer};
 use super::writer_lock::{BUSY_TIMEOUT, WriterLock};
 use crate::migrations::{bring_up, newest};
 
-/// One SQLite file: a few connections that read for the pipeline, two for what people ask, and one that writes for
-/// everybody.
+/// One SQLite file: a few connections that read for the pipeline, two for operator queries, and one for all writes.
 ///
-/// SQLite has one writer at a time anyway; giving it a queue turns waiting for the lock into batching, and every
-/// commit that is being synced into time in which the next group gathers.
+/// SQLite allows one writer at a time. So all writes go through one queue, and jobs that wait for the writer are
+/// committed together. While one group is synced to the disk, the next group gathers.
 #[derive(Clone)]
 pub struct Database {
     readers: SqlitePool,
@@ -31,21 +30,21 @@ pub struct Database {
     writer_lock: WriterLock,
 }
 
-/// How many connections read for the pipeline, and how many for people.
+/// The number of connections that read for the pipeline, and for operator queries.
 const READERS: u32 = 4;
 const OPERATORS: u32 = 2;
 
-/// Why a database cannot be used, and what to do about it.
+/// Why a database cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    #[error("database URL {url:?} is not one of SQLite: write sqlite://FILE, for example sqlite://posthaste.db")]
-    /// It is no URL of SQLite.
+    #[error("database URL {url:?} is not a SQLite URL: write sqlite://FILE, for example sqlite://posthaste.db")]
+    /// The URL is not a SQLite URL.
     BadUrl {
-        /// As it was given.
+        /// The URL.
         url: String,
         #[source]
-        /// What is wrong with it.
+        /// The error of the driver.
         source: sqlx::Error,
     },
     #[error("database {path} cannot be opened: check that its folder exists and that this user may write there")]
@@ -54,19 +53,19 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
         #[source]
-        /// What the database said.
+        /// The error of the database.
         source: sqlx::Error,
     },
 }
 
 impl Database {
-    /// Opens the file, making it where it is missing.
+    /// Opens the file, and creates it if it is missing.
     pub async fn open(url: &str) -> Result<Self, OpenError> {
         let options = SqliteConnectOptions::from_str(url);
         Self::open_with(options.map_err(|source| OpenError::BadUrl { url: url.to_owned(), source })?).await
     }
 
-    /// Opens the file of these options, beside the connections of a service.
+    /// Opens the file of these options, in addition to the connections of a service.
     pub(super) async fn open_with(options: SqliteConnectOptions) -> Result<Self, OpenError> {
         let options = options
             .create_if_missing(true)
@@ -76,9 +75,10 @@ impl Database {
             .busy_timeout(BUSY_TIMEOUT)
             .pragma("cache_size", "-16000")
             .pragma("temp_store", "memory")
-            // Read ahead, so that a reader is not woken for every few rows; not by more, because rows may be large.
+            // Reads ahead, so that a reader is not woken for every few rows. The number is small, because rows may be
+            // large.
             .row_buffer_size(128)
-            // Multi-row statements come in as many shapes as there are row counts up to the chunk size.
+            // Room for the multi-row statements: there is one for each row count up to the chunk size.
             .statement_cache_capacity(600);
         let path = options.get_filename().to_owned();
         let unreachable = |source| OpenError::Unreachable { path: path.clone(), source };
@@ -116,7 +116,7 @@ impl Database {
         bring_up(&migrator, table, found, self.writer.migrate(migrator.clone())).await
     }
 
-    /// The newest migration that was made.
+    /// The newest migration that was applied.
     async fn newest_of(&self, migrator: &Migrator) -> Result<Option<i64>, StoreError> {
         let history = &*migrator.table_name;
         let read = async {
@@ -137,24 +137,23 @@ impl Database {
         &self.writer_lock
     }
 
-    /// Connections that see the last commit and cannot write, for what keeps events moving.
+    /// Read-only connections for the pipeline. They see the last commit.
     pub fn readers(&self) -> &SqlitePool {
         &self.readers
     }
 
-    /// As [`readers`](Self::readers), for what people ask: their slow questions wait for each other and never keep a
-    /// claim from a connection.
+    /// Read-only connections for operator queries, which never use a connection of the claims.
     pub fn operators(&self) -> &SqlitePool {
         &self.operators
     }
 
-    /// Fails if nothing could be written now: because the writer does not answer, or the file stays locked.
+    /// Fails if the database cannot be written to now, because the writer does not run or the file stays locked.
     pub async fn check(&self) -> Result<(), StoreError> {
         self.write("reach the database", |_| Box::pin(async { Ok(()) })).await
     }
 
-    /// Writes this many bytes, commits them and leaves nothing behind: fails where the disk is full or the file is
-    /// read-only. The hub's tables must be up to date.
+    /// Writes this many bytes, commits them and deletes them: fails if the disk is full or the file is read-only. The
+    /// hub tables must be up to date.
     pub async fn check_write(&self, bytes: usize) -> Result<(), StoreError> {
         const FILL: &str = "INSERT INTO write_probe (filler) VALUES (zeroblob(?))";
         const CLEAR: &str = "DELETE FROM write_probe";
@@ -168,10 +167,10 @@ impl Database {
         probe.await
     }
 
-    /// Runs `job` in a transaction that other jobs share, and answers after its commit.
+    /// Runs `job` in a transaction that other jobs share, and returns after its commit.
     ///
     /// A group in which one job fails is rolled back and repeated job by job, so `job` may run more than once and must
-    /// have no effect but on the connection. An error of kind [`FaultKind::OutcomeUnknown`] means that it may have committed.
+    /// only change the database. An error of kind [`FaultKind::OutcomeUnknown`] means that it may have committed.
     pub async fn write<T, F>(&self, doing: &'static str, job: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
@@ -183,7 +182,7 @@ impl Database {
         })
     }
 
-    /// The same for a job with arguments, which several runs of it share.
+    /// Like [`write`](Self::write), for a job with arguments, which repeated runs of the job share.
     pub(super) async fn write_with<A, T, F>(&self, doing: &'static str, arguments: A, job: F) -> Result<T, StoreError>
     where
         A: Send + Sync + 'static,
@@ -199,14 +198,14 @@ impl Database {
 
     /// Waits for queued writes, then closes the file.
     pub async fn close(&self) {
-        // The writer last: only a connection that may write can fold the log into the file.
+        // The writer is closed last: only a connection that may write can checkpoint the WAL.
         self.readers.close().await;
         self.operators.close().await;
         self.writer.close().await;
     }
 }
 
-/// The file behind a URL, for messages and for what lies beside it.
+/// The file of a URL, for messages and for the names of the files beside it.
 pub fn file_of(url: &str) -> Option<PathBuf> {
     let options = SqliteConnectOptions::from_str(url).ok()?;
     Some(Path::new(options.get_filename()).to_owned())

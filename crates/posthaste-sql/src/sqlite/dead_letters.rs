@@ -18,7 +18,7 @@ mod queries;
 mod replay;
 mod settle;
 
-/// How many rows one statement inserts.
+/// The maximum number of rows that one statement inserts.
 const CHUNK: usize = 64;
 
 /// The dead letters of the hub, in the table `dlt_event`.

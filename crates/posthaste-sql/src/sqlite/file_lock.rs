@@ -2,7 +2,8 @@ use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::path::Path;
 
-/// A locked file, which shows other processes that something is in use. The system unlocks it when the process ends.
+/// A locked file, which shows other processes that a database is in use. The operating system unlocks it when the
+/// process ends.
 pub(super) struct FileLock {
     _file: File,
 }
@@ -16,7 +17,7 @@ impl FileLock {
         Ok(Self { _file: file })
     }
 
-    /// True if a process has the lock. Looking does not make the file.
+    /// True if a process has the lock. The check does not create the file.
     pub(super) fn is_held(path: &Path) -> io::Result<bool> {
         match OpenOptions::new().read(true).open(path) {
             Ok(file) => match file.try_lock_shared() {
@@ -30,14 +31,14 @@ impl FileLock {
     }
 }
 
-/// Makes a new database file that only its owner can read: it holds payloads. SQLite gives the files beside it (-wal, -shm)
-/// the mode of the database file. An existing file keeps its mode.
+/// Creates a new database file that only its owner can read, because it holds payloads. SQLite gives the files beside
+/// it (-wal, -shm) the mode of the database file. An existing file keeps its mode.
 pub(super) fn make_private(path: &Path) {
     let mut options = OpenOptions::new();
     match for_owner_only(options.write(true).create_new(true)).open(path) {
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => warn_if_public(path),
-        // SQLite will say what is wrong with the place.
+        // SQLite will report the error.
         Err(_) => {}
     }
 }

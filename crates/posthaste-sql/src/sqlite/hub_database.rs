@@ -10,20 +10,20 @@ use super::database::{self, Database, file_of};
 use super::file_lock::FileLock;
 use super::{ChannelTable, DeadLetterTable, Log, LogOptions, RegistryTables};
 
-/// A SQLite file that holds everything of a hub, for one process at a time.
+/// A SQLite file that holds all tables of a hub, for one process at a time.
 ///
-/// A lock file beside it (`FILE.lock`) shows other processes that it is in use. The system unlocks it when the process ends,
-/// however it ends, so a process that has the lock knows that all leases in the file are void.
+/// A lock file beside it (`FILE.lock`) shows other processes that it is in use. The operating system unlocks it when
+/// the process ends, even by a crash. So a process that has the lock knows that all leases in the file are void.
 pub struct HubDatabase {
     database: Database,
-    /// `None` if the file is opened without the lock, and after it is closed.
+    /// `None` if the file was opened without the lock, and after a close.
     lock: Mutex<Option<FileLock>>,
 }
 
 impl HubDatabase {
     /// Opens the file for this process alone. A new file can be read by its owner only.
     pub async fn open(url: &str) -> Result<Self, OpenError> {
-        // Without a file, the error says what is wrong with the URL.
+        // If the URL names no file, `open_shared` returns the error.
         let Some(file) = file_of(url) else { return Self::open_shared(url).await };
         let lock = FileLock::acquire(&Self::lock_file(&file)).map_err(|error| match error {
             std::fs::TryLockError::WouldBlock => OpenError::InUse { database: file.display().to_string() },
@@ -33,7 +33,7 @@ impl HubDatabase {
         Ok(Self { lock: Mutex::new(Some(lock)), ..Self::open_shared(url).await? })
     }
 
-    /// Opens the file without the lock, to look at it while a server may use it. Leases of other processes stay.
+    /// Opens the file without the lock, to read it while a server may use it. Leases of other processes stay valid.
     pub async fn open_shared(url: &str) -> Result<Self, OpenError> {
         Ok(Self { database: Database::open(url).await?, lock: Mutex::default() })
     }
@@ -43,7 +43,7 @@ impl HubDatabase {
         &self.database
     }
 
-    /// True if a process has this file open for itself. Looking leaves nothing behind.
+    /// True if a process has this file open exclusively. The check creates no file.
     pub fn is_in_use(file: &Path) -> std::io::Result<bool> {
         FileLock::is_held(&Self::lock_file(file))
     }
@@ -58,7 +58,7 @@ impl HubDatabase {
         beside(file, ".key")
     }
 
-    /// The error for a place in which no database file can be made.
+    /// The error for a folder in which the database file cannot be created.
     pub fn unwritable(file: &Path, source: std::io::Error) -> OpenError {
         let file = file.display();
         let problem =
@@ -83,7 +83,7 @@ impl hub_store::HubDatabase for HubDatabase {
         self.database.migrate_hub().await
     }
 
-    /// One process reads the file, so its outbox is in single-node mode.
+    /// Only one process uses the file, so its outbox is in single-node mode.
     async fn open(&self, options: HubOptions) -> Result<HubStores, OpenError> {
         let HubOptions { lease, max_channels } = options;
         let database = &self.database;

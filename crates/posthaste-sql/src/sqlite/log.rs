@@ -24,11 +24,11 @@ pub struct Log(Arc<Inner>);
 /// How a log is laid out and read.
 #[derive(Clone, Debug)]
 pub struct LogOptions {
-    /// How many partitions a new topic has; existing topics keep theirs. The default is one, because one process reads a
-    /// SQLite file: more would only make more rows to look at.
+    /// How many partitions a new topic has; existing topics keep theirs. The default is one: only one process reads a
+    /// SQLite file, so more partitions would only add rows to read.
     pub partitions: u32,
-    /// The lease of a partition. When a consumer has not renewed it for this long, another consumer of the group may lease
-    /// the partition.
+    /// The lease of a partition. When a consumer has not renewed it for this long, another consumer of the group may
+    /// lease the partition.
     pub lease: Duration,
 }
 
@@ -41,18 +41,18 @@ impl Default for LogOptions {
 struct Inner {
     database: Database,
     options: LogOptions,
-    /// Topic → the ids of its partitions, in order. Neither ever changes, so this is a cache that cannot be stale.
+    /// A cache: topic → the ids of its partitions, in order. Neither ever changes, so it cannot be stale.
     partitions: Mutex<HashMap<Arc<str>, Arc<[i64]>>>,
     subscriptions: Mutex<Vec<Weak<Subscription>>>,
 }
 
-/// What a consumer reads, and how the rest of this process wakes it.
+/// The topics that a consumer reads, and the wake-up by which this process wakes it.
 struct Subscription {
     group: String,
     topics: Topics,
     wakeup: Wakeup,
-    /// True if this process has made a topic that the consumer reads, or released a partition of its group, since the
-    /// consumer last looked.
+    /// True if this process created a topic that the consumer reads, or released a partition of its group, since the
+    /// consumer last leased partitions.
     partitions_changed: AtomicBool,
 }
 
@@ -63,8 +63,8 @@ impl Log {
         Self(Arc::new(Inner { database, options, partitions: Mutex::default(), subscriptions: Mutex::default() }))
     }
 
-    /// Ends all leases of all groups. Only for a process that knows that no other process uses the file: the consumers of a
-    /// process that was killed would otherwise keep theirs until they expire.
+    /// Ends all leases of all groups. Only for a process that knows that no other process uses the file: the consumers
+    /// of a process that was killed would otherwise keep theirs until they expire.
     pub async fn void_leases(&self) -> Result<(), StoreError> {
         leases::void(&self.0.database).await?;
         self.partitions_changed(|_| true);
@@ -109,7 +109,7 @@ impl Bus for Log {
         if count == 0 {
             return Vec::new();
         }
-        // All are in one transaction, so they share one answer.
+        // All records are in one transaction, so they share one result.
         vec![self.append(records).await.map_err(Arc::new); count]
     }
 
@@ -130,7 +130,7 @@ fn unreadable(doing: &'static str, source: impl Into<posthaste_core::BoxError>) 
     StoreError::new(doing, FaultKind::Permanent, source)
 }
 
-/// As stored: NULL where there are none, which is the most common case.
+/// The stored text: NULL if there are no headers, which is the most common case.
 fn headers_to_text(headers: &[(String, String)]) -> Result<Option<String>, serde_json::Error> {
     if headers.is_empty() { Ok(None) } else { serde_json::to_string(headers).map(Some) }
 }

@@ -20,7 +20,7 @@ pub struct RegistryTables {
     database: Database,
 }
 
-/// Why a change was not made. It is found before anything is written, so its transaction may commit.
+/// Why a change was refused. The check runs before the first write, so the transaction may commit.
 #[derive(Clone, Copy)]
 enum Refusal {
     Duplicate,
@@ -61,7 +61,7 @@ impl RegistryTables {
     }
 
     async fn read_active(&self) -> Result<(i64, Vec<(Definition, Subscription)>), sqlx::Error> {
-        // One transaction, so that the version is that of the rows.
+        // One transaction, so that the version belongs to the rows.
         let mut reading = self.database.readers().begin().await?;
         let version = sqlx::query_scalar(VERSION).fetch_one(&mut *reading).await?;
         let sql = format!(
@@ -108,7 +108,7 @@ async fn raise_version(connection: &mut SqliteConnection) -> Result<(), sqlx::Er
     sqlx::query("UPDATE registry_version SET version = version + 1").execute(connection).await.map(|_| ())
 }
 
-/// Refuses a change of a row that is not there or not at the version that the caller expects.
+/// Refuses a change of a row that does not exist or is not at the version that the caller expects.
 async fn check_version(
     connection: &mut SqliteConnection,
     select: &'static str,
@@ -123,8 +123,8 @@ async fn check_version(
     })
 }
 
-/// One page of the table `from`, whose first column is the key, and how many rows there are. `push_conditions` begins the
-/// WHERE of both queries.
+/// One page of the table `from`, whose first column is the key, and the number of all rows. `push_conditions` adds the
+/// first conditions to the WHERE of both queries.
 async fn page<T>(
     database: &Database,
     columns: &'static str,
@@ -138,7 +138,7 @@ async fn page<T>(
     if let Some(after) = &request.after {
         items.push(" AND id > ").push_bind(after.clone());
     }
-    // One more than asked for: it shows whether there is a next page.
+    // Reads one row more than requested: if it exists, there is a next page.
     items.push(" ORDER BY id LIMIT ").push_bind(i64::from(request.size) + 1);
     if request.after.is_none() {
         items.push(" OFFSET ").push_bind(i64::from(request.page) * i64::from(request.size));

@@ -1,6 +1,6 @@
-//! Rows that cannot be read, because a person or another program changed them or a disk damaged them.
+//! Rows that cannot be read, because a person, another program or a disk fault changed them.
 //!
-//! One such row must not keep the others of its table from being read: it is reported with its key and left out.
+//! Such a row must not keep other rows of its table from being read. It is reported with its key and left out.
 
 use std::fmt::Display;
 
@@ -25,7 +25,7 @@ pub(super) fn readable<T>(
     rows.iter().filter_map(read).collect()
 }
 
-/// The value of a column as text, whatever its type is.
+/// The value of a column as text, for any type of value.
 pub(super) fn text(row: &SqliteRow, column: usize) -> String {
     let bytes = row.try_get_unchecked::<Option<Vec<u8>>, _>(column).ok().flatten().unwrap_or_default();
     String::from_utf8_lossy(&bytes).into_owned()

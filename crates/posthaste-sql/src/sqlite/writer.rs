@@ -15,14 +15,14 @@ use tokio::time::{Instant, sleep};
 use super::errors::{is_certain, is_locked};
 use super::writer_lock::{BUSY_TIMEOUT, WriterLock};
 
-/// How many jobs share one commit at most: bounds how long the first of them waits.
+/// The maximum number of jobs in one commit, which bounds how long the first of them waits.
 const GROUP: usize = 256;
 
-/// How long the writer waits before it connects again.
+/// The pause before the writer reconnects.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The one connection that writes, behind a queue. Jobs that wait together commit together.
+/// The only connection that writes, with a queue of jobs. Jobs that wait together commit together.
 #[derive(Clone)]
 pub(super) struct Writer {
     queue: mpsc::Sender<Request>,
@@ -34,20 +34,20 @@ enum Request {
     Close(oneshot::Sender<()>),
 }
 
-/// Why a job has no answer.
+/// Why a job failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WriteError {
-    /// Nothing of it is in the database.
+    /// The job was not committed.
     #[error(transparent)]
     Undone(sqlx::Error),
-    /// It may be in the database: the commit failed on its way to the disk, or was never answered.
+    /// The job may be committed: the commit failed on its way to the disk, or its result was lost.
     #[error(transparent)]
     Unknown(sqlx::Error),
 }
 
 trait Job: Send {
     fn run<'a>(&'a mut self, connection: &'a mut SqliteConnection) -> BoxFuture<'a, Result<(), sqlx::Error>>;
-    /// Called once, after the transaction's end: `Err` when it did not commit.
+    /// Sends the result to the caller. Called once, after the transaction's end, with `Err` if it did not commit.
     fn answer(self: Box<Self>, committed: Result<(), WriteError>);
 }
 
@@ -75,18 +75,19 @@ where
             (Ok(()), None) => Err(WriteError::Unknown(sqlx::Error::WorkerCrashed)),
             (Err(error), _) => Err(error),
         };
-        // The caller may have stopped waiting; the write has committed all the same.
+        // The caller may have stopped waiting. The write has committed all the same.
         let _ = self.reply.send(answer);
     }
 }
 
 impl Writer {
-    /// Also returns the lock that it acquires before each transaction.
+    /// Starts the writer. Also returns the lock that the writer acquires before each transaction.
     pub(super) async fn start(options: &SqliteConnectOptions) -> Result<(Self, WriterLock), sqlx::Error> {
         let connection = connect(options).await?;
         let writer_lock = WriterLock::of(options.get_filename());
         let (queue, requests) = mpsc::channel(4 * GROUP);
-        // Renewals are writes, too: they go on while listeners block every thread of the service's runtime.
+        // The writer has its own thread, so that renewals, which are writes, run while listeners block the service's
+        // runtime.
         heartbeat::runtime().spawn(keep_serving(connection, options.clone(), writer_lock.clone(), requests));
         Ok((Self { queue }, writer_lock))
     }
@@ -99,7 +100,8 @@ impl Writer {
         let (reply, answer) = oneshot::channel();
         let job = Box::new(Pending { job, value: None, reply });
         self.queue.send(Request::Write(job)).await.map_err(|_| WriteError::Undone(sqlx::Error::PoolClosed))?;
-        // Every job is answered, also those that wait at the end: without an answer, the writer died over this one.
+        // The writer sends a result for every job, also during a close. Without a result, the writer panicked at this
+        // job.
         answer.await.map_err(|_| WriteError::Unknown(sqlx::Error::WorkerCrashed))?
     }
 
@@ -118,8 +120,8 @@ impl Writer {
     }
 }
 
-/// Several processes may open a new file at once, and only one of them can make it a WAL: the others are told at once that
-/// it is locked, however patient they are.
+/// Retries while the file is locked. If several processes open a new file at once, only one can switch it to WAL.
+/// SQLite returns "locked" to the others at once, in spite of their busy timeout.
 async fn connect(options: &SqliteConnectOptions) -> Result<SqliteConnection, sqlx::Error> {
     let deadline = Instant::now() + BUSY_TIMEOUT;
     loop {
@@ -130,8 +132,7 @@ async fn connect(options: &SqliteConnectOptions) -> Result<SqliteConnection, sql
     }
 }
 
-/// The writer is the only way to the file: after a panic it goes on with a new connection, because nobody knows the state
-/// of the old one.
+/// Restarts the writer with a new connection after a panic, because the state of the old one is unknown.
 async fn keep_serving(
     first: SqliteConnection,
     options: SqliteConnectOptions,
@@ -143,14 +144,14 @@ async fn keep_serving(
         let serving = AssertUnwindSafe(serve(connection, writer_lock.clone(), &mut requests)).catch_unwind();
         let Err(panic) = serving.await else { return };
         metrics::counter!(HUB_TASK_PANICS, "task" => "sqlite-writer").increment(1);
-        tracing::error!(panic = panic_message(&*panic), "the SQLite writer panicked and connects anew");
+        tracing::error!(panic = panic_message(&*panic), "the SQLite writer panicked and reconnects");
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         connection = loop {
-            // A pause each time: a panic or a refusal that repeats must not take the processor.
+            // The pause keeps repeated panics or refusals from using all CPU.
             sleep(backoff.next_pause()).await;
             match connect(&options).await {
                 Ok(connection) => break connection,
-                Err(error) => tracing::error!(%error, "the SQLite writer cannot connect; trying again"),
+                Err(error) => tracing::error!(%error, "the SQLite writer failed to reconnect; trying again"),
             }
         };
     }
@@ -158,7 +159,8 @@ async fn keep_serving(
 
 async fn serve(mut connection: SqliteConnection, writer_lock: WriterLock, requests: &mut mpsc::Receiver<Request>) {
     while let Some(request) = requests.recv().await {
-        // A task that has it for longer also has the lock of the file: then the next statement fails as busy.
+        // If the wait times out, a transaction of the service still has the writer lock and the lock of the file. The
+        // next statement then fails with "busy".
         let _permit = writer_lock.acquire(BUSY_TIMEOUT).await;
         let mut group = Vec::new();
         let mut next = Some(request);
@@ -193,7 +195,7 @@ async fn serve(mut connection: SqliteConnection, writer_lock: WriterLock, reques
     }
 }
 
-/// In one transaction, so that two processes do not bring up the same table at the same time.
+/// Migrates in one transaction, so that two processes do not migrate the same table at the same time.
 async fn migrate(connection: &mut SqliteConnection, migrator: &Migrator) -> Result<(), MigrateError> {
     let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
     migrator.run_direct(None, &mut *transaction, false).await?;
@@ -210,7 +212,7 @@ async fn write_group(connection: &mut SqliteConnection, mut group: Vec<Box<dyn J
     match run_and_commit(connection, &mut group).await {
         Ok(()) => group.into_iter().for_each(|job| job.answer(Ok(()))),
         Err(error) if group.len() == 1 => group.remove(0).answer(Err(error)),
-        // Done again, what was committed after all would be done twice.
+        // Not repeated: the group may have committed.
         Err(WriteError::Unknown(error)) => {
             let reason = error.to_string();
             group.into_iter().for_each(|job| job.answer(Err(WriteError::Unknown(shared(&reason)))));
@@ -223,7 +225,7 @@ async fn write_one_by_one(connection: &mut SqliteConnection, group: Vec<Box<dyn 
     let mut group = group.into_iter();
     while let Some(job) = group.next() {
         if let Err(error) = begin(connection).await {
-            // Who could not have the lock for one job would wait as long for each of the others.
+            // The file is locked: each other job would wait just as long, so all fail now.
             return refuse([job].into_iter().chain(group), &error);
         }
         let mut alone = [job];
@@ -233,18 +235,18 @@ async fn write_one_by_one(connection: &mut SqliteConnection, group: Vec<Box<dyn 
     }
 }
 
-/// Answers all jobs with the one reason for which none of them was begun.
+/// Fails all jobs with the same reason. None of them was begun.
 fn refuse(group: impl IntoIterator<Item = Box<dyn Job>>, reason: &sqlx::Error) {
     let reason = reason.to_string();
     group.into_iter().for_each(|job| job.answer(Err(WriteError::Undone(shared(&reason)))));
 }
 
-/// One reason for several jobs: an error of the driver cannot be copied.
+/// An error with this text. Errors of the driver cannot be cloned for several jobs.
 fn shared(reason: &str) -> sqlx::Error {
     sqlx::Error::Io(std::io::Error::new(std::io::ErrorKind::WouldBlock, reason.to_owned()))
 }
 
-/// IMMEDIATE takes the lock now, where waiting for another process is allowed, and not at the first write.
+/// IMMEDIATE acquires the lock now, where SQLite waits for other processes, and not at the first write.
 async fn begin(connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
     sqlx::query("BEGIN IMMEDIATE").execute(connection).await.map(|_| ())
 }
@@ -255,7 +257,7 @@ async fn run_and_commit(connection: &mut SqliteConnection, group: &mut [Box<dyn 
         Err(error) => Err(WriteError::Undone(error)),
     };
     if result.is_err() {
-        // When the error has already ended the transaction there is nothing to roll back.
+        // If the error has already ended the transaction, the rollback fails, which is harmless.
         let _ = sqlx::query("ROLLBACK").execute(connection).await;
     }
     result
@@ -263,8 +265,8 @@ async fn run_and_commit(connection: &mut SqliteConnection, group: &mut [Box<dyn 
 
 async fn run_all(connection: &mut SqliteConnection, group: &mut [Box<dyn Job>]) -> Result<(), sqlx::Error> {
     for job in group {
-        // A panic of one job must not end this task, which is the only writer of the file. What a panic leaves
-        // half-done is in the transaction, which the caller rolls back, and in the job, which is only answered then.
+        // A panic of one job must not end this task, which is the only writer of the file. The caller rolls the
+        // transaction back, and with it the unfinished work of the job.
         match AssertUnwindSafe(job.run(connection)).catch_unwind().await {
             Ok(done) => done?,
             Err(panic) => return Err(sqlx::Error::Protocol(format!("the write panicked: {}", panic_message(&*panic)))),
@@ -314,7 +316,7 @@ mod tests {
     async fn a_job_that_panics_fails_alone() {
         let (_folder, _, writer) = start().await;
         let gate = busy(&writer).await;
-        let answers = join_all((0..5).map(|number| {
+        let results = join_all((0..5).map(|number| {
             writer.write(move |connection| {
                 Box::pin(async move {
                     run(connection, "INSERT INTO t VALUES (1)").await?;
@@ -323,9 +325,9 @@ mod tests {
                 })
             })
         }));
-        // Each is queued when it is first asked for, so the gate opens behind all of them: one group.
-        let (answers, ()) = tokio::join!(answers, async { gate.notify_one() });
-        for (number, answer) in answers.into_iter().enumerate() {
+        // Each job is queued at its first poll, and the gate opens after that. So all jobs are in one group.
+        let (results, ()) = tokio::join!(results, async { gate.notify_one() });
+        for (number, answer) in results.into_iter().enumerate() {
             match answer {
                 Ok(value) => assert_eq!(value, number),
                 Err(error) => assert!(number == 2 && error.to_string().ends_with("job 2 is broken"), "{error}"),
@@ -337,7 +339,7 @@ mod tests {
         assert_eq!(count(&writer).await, 4, "the writer lives");
     }
 
-    /// Panics where nothing guards the writer: while it is answered.
+    /// A job that panics in `answer`, where the writer does not catch panics.
     struct Poison(Option<oneshot::Sender<()>>);
 
     impl Job for Poison {
@@ -347,23 +349,23 @@ mod tests {
 
         fn answer(mut self: Box<Self>, _: Result<(), WriteError>) {
             self.0.take().unwrap().send(()).unwrap();
-            panic!("nobody can be answered");
+            panic!("sending the result fails");
         }
     }
 
     #[tokio::test]
-    async fn a_writer_that_panics_goes_on_with_a_new_connection() {
+    async fn a_writer_that_panics_continues_with_a_new_connection() {
         let (_folder, _, writer) = start().await;
         let (answering, answered) = oneshot::channel();
         assert!(writer.queue.send(Request::Write(Box::new(Poison(Some(answering))))).await.is_ok());
-        // What is sent earlier could be in the same group.
+        // A job that is sent earlier could be in the same group.
         answered.await.unwrap();
-        assert_eq!(count(&writer).await, 1, "what was committed stands, and the writer answers");
+        assert_eq!(count(&writer).await, 1, "the commit is kept, and the writer serves requests again");
         writer.write(|connection| Box::pin(run(connection, "INSERT INTO t VALUES (1)"))).await.unwrap();
         assert_eq!(count(&writer).await, 2);
     }
 
-    /// Keeps the writer busy until the gate opens, so that what is queued meanwhile is one group.
+    /// Keeps the writer busy until the gate opens, so that jobs that are queued meanwhile form one group.
     async fn busy(writer: &Writer) -> Arc<Notify> {
         let (started, gate) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let (writer, starting, waiting) = (writer.clone(), started.clone(), gate.clone());
@@ -383,7 +385,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_cannot_have_the_lock_waits_for_it_once_and_not_once_per_job() {
+    async fn a_group_waits_for_a_locked_file_once_and_not_once_per_job() {
         let (_folder, options, writer) = start().await;
         let (other, runs) = (Arc::new(Mutex::new(None)), Arc::new(AtomicUsize::new(0)));
         let jobs = (0..4).map(|number| {
@@ -394,7 +396,7 @@ mod tests {
                 Box::pin(async move {
                     runs.fetch_add(1, Ordering::Relaxed);
                     if number == 3 {
-                        // Another process takes the lock when the group has failed and before it is repeated.
+                        // Another process locks the file after the group has failed and before its jobs are repeated.
                         run(connection, "ROLLBACK").await?;
                         let mut thief = options.connect().await?;
                         begin(&mut thief).await?;
@@ -406,7 +408,7 @@ mod tests {
             });
             async move {
                 let answer = write.await;
-                // The first answer frees the lock: a second try for it would succeed.
+                // The first result unlocks the file, so a second attempt would succeed.
                 if let Some(thief) = other.lock().await.take() {
                     thief.close().await.unwrap();
                 }
@@ -414,11 +416,11 @@ mod tests {
             }
         });
         let gate = busy(&writer).await;
-        // Each is queued when it is first asked for, so the gate opens behind all of them: one group.
-        let (answers, ()) = tokio::join!(join_all(jobs), async { gate.notify_one() });
+        // Each job is queued at its first poll, and the gate opens after that. So all jobs are in one group.
+        let (results, ()) = tokio::join!(join_all(jobs), async { gate.notify_one() });
         assert!(
-            answers.iter().all(|answer| matches!(answer, Err(WriteError::Undone(sqlx::Error::Io(_))))),
-            "{answers:?}"
+            results.iter().all(|answer| matches!(answer, Err(WriteError::Undone(sqlx::Error::Io(_))))),
+            "{results:?}"
         );
         assert_eq!(runs.load(Ordering::Relaxed), 4, "each ran in the group and not again");
         assert_eq!(count(&writer).await, 0);

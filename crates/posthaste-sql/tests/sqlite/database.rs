@@ -1,4 +1,4 @@
-//! What the connections of one file are for.
+//! The use of the connections of one file.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use sqlx::sqlite::{Sqlite, SqlitePool};
 
 use crate::support::{File, LEASE, event, outbox};
 
-/// Every connection of the pool, so that nobody else gets one.
+/// Acquires every connection of the pool, so that no other task gets one.
 async fn all_of(pool: &SqlitePool) -> Vec<sqlx::pool::PoolConnection<Sqlite>> {
     let mut held = Vec::new();
     for _ in 0..pool.options().get_max_connections() {
@@ -26,7 +26,7 @@ async fn all_of(pool: &SqlitePool) -> Vec<sqlx::pool::PoolConnection<Sqlite>> {
 }
 
 #[tokio::test]
-async fn what_people_ask_and_what_moves_events_do_not_wait_for_each_other() {
+async fn operator_queries_and_claims_use_separate_connections() {
     let file = File::new();
     let database = file.open().await;
     database.migrate_hub().await.unwrap();
@@ -40,7 +40,7 @@ async fn what_people_ask_and_what_moves_events_do_not_wait_for_each_other() {
     let record = Record { topic: "topic".into(), route: 0, key: "1".to_owned(), value, headers: Vec::new() };
     log.publish(vec![record]).await.remove(0).unwrap();
 
-    let asked = all_of(database.operators()).await;
+    let operator_connections = all_of(database.operators()).await;
     let pipeline = async {
         assert_eq!(outbox.pending_types().await.unwrap(), ["t"]);
         assert_eq!(outbox.channel_source("t").claim(1).await.unwrap().items.len(), 1);
@@ -49,30 +49,32 @@ async fn what_people_ask_and_what_moves_events_do_not_wait_for_each_other() {
         assert_eq!(source.claim(1).await.unwrap().items.len(), 1);
         assert_eq!(registry.version().await.unwrap(), registry.load_active().await.unwrap().0);
     };
-    tokio::time::timeout(Duration::from_secs(20), pipeline).await.expect("the pipeline waits for people");
-    drop(asked);
+    tokio::time::timeout(Duration::from_secs(20), pipeline).await.expect("the pipeline waits for operator queries");
+    drop(operator_connections);
 
-    let _moving = all_of(database.readers()).await;
-    let people = async {
+    let _pipeline_connections = all_of(database.readers()).await;
+    let operator_queries = async {
         let id = letters.list(&DeadLetterFilter::default()).await.unwrap().items.remove(0).id;
         assert!(letters.get(&id).await.unwrap().is_some());
         assert_eq!(letters.of_event("event-1").await.unwrap().len(), 1);
         assert_eq!(letters.depth_by_status().await.unwrap()[0], (DeadLetterStatus::New, 1));
-        assert_eq!(letters.replay_results("nobody").await.unwrap().pending, 0);
+        assert_eq!(letters.replay_results("unknown").await.unwrap().pending, 0);
         assert_eq!((log.records_of("1").await.unwrap().len(), log.topics().await.unwrap().len()), (1, 1));
         assert_eq!(log.quarantined_count().await.unwrap(), 0);
         let page = PageRequest { after: None, page: 0, size: 10 };
         assert_eq!(registry.definitions(page.clone()).await.unwrap().total, 0);
         assert_eq!(registry.subscriptions(&SubscriptionFilter::default(), page).await.unwrap().total, 0);
-        assert!(registry.definition("nobody").await.unwrap().is_none());
-        assert!(registry.subscription("nobody").await.unwrap().is_none());
+        assert!(registry.definition("unknown").await.unwrap().is_none());
+        assert!(registry.subscription("unknown").await.unwrap().is_none());
         assert!(outbox.store().find("1").await.unwrap().is_some());
     };
-    tokio::time::timeout(Duration::from_secs(20), people).await.expect("people wait for the pipeline");
+    tokio::time::timeout(Duration::from_secs(20), operator_queries)
+        .await
+        .expect("operator queries wait for the pipeline");
 }
 
 #[tokio::test]
-async fn a_check_says_whether_something_could_be_written() {
+async fn a_check_fails_if_the_database_cannot_be_written_to() {
     let file = File::new();
     let database = file.open().await;
     database.check().await.unwrap();

@@ -1,4 +1,4 @@
-//! Dead letters on SQLite: what only a look into the table can show. The laws are in `hub_laws.rs`.
+//! Dead letters on SQLite: tests that read or change the table itself. The laws are in `hub_laws.rs`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,10 +33,10 @@ fn retry() -> Disposition {
 }
 
 #[tokio::test]
-async fn what_is_in_flight_here_is_not_claimed_again_whatever_its_lease_says() {
+async fn a_dead_letter_in_flight_is_not_claimed_again_after_its_lease_ended() {
     let file = File::new();
     let (database, _, here) = open(&file).await;
-    // As a clock that is set forward by more than a lease does.
+    // The same effect as a clock that is set forward by more than a lease.
     let void = || execute(&database, "UPDATE dlt_event SET locked_until = 0");
     here.insert(vec![dead_letter("1"), dead_letter("2")]).await.unwrap();
     let claimed = here.claim(10).await.unwrap().items;
@@ -46,16 +46,16 @@ async fn what_is_in_flight_here_is_not_claimed_again_whatever_its_lease_says() {
     assert_eq!(settle(&here, &claimed[0], retry()).await, Settled::Applied);
     here.release(&[&claimed[1]]).await.unwrap();
     let mut claimed = here.claim(10).await.unwrap().items;
-    assert_eq!(claimed.len(), 2, "settled and released are free");
+    assert_eq!(claimed.len(), 2, "settled and released dead letters can be claimed");
 
-    // Another process claims one of them: the renewal says that the lease is lost.
+    // Another process claims one of them, so the renewal returns a lost lease.
     execute(&database, "UPDATE dlt_event SET locked_by = NULL, locked_until = NULL").await;
     assert!(here.claim(10).await.unwrap().items.is_empty());
     let lost = claimed.remove(0);
     assert_eq!(here.renew(&[&lost]).await.unwrap(), [Settled::LostLease]);
     assert_eq!(one(&here).await.item.id, lost.item.id);
     assert_eq!(settle(&here, &lost, Disposition::Done).await, Settled::LostLease, "an earlier claim");
-    assert!(here.claim(10).await.unwrap().items.is_empty(), "it leaves the later claim alone");
+    assert!(here.claim(10).await.unwrap().items.is_empty(), "the later claim is unchanged");
     here.close().await.unwrap();
     assert_eq!(here.claim(10).await.unwrap().items.len(), 2);
 }
@@ -75,7 +75,7 @@ async fn voided_leases_are_free_for_every_process() {
 }
 
 #[tokio::test]
-async fn lists_go_by_the_times_and_counts_in_the_table() {
+async fn lists_are_sorted_by_the_times_and_counts_in_the_table() {
     let file = File::new();
     let (database, table, source) = open(&file).await;
     source.insert(["1", "2", "3", "4"].map(dead_letter).into()).await.unwrap();
@@ -94,7 +94,11 @@ async fn lists_go_by_the_times_and_counts_in_the_table() {
     let sorted = |by, descending| DeadLetterFilter { sort: DeadLetterSort { by, descending }, ..any() };
     assert_eq!(found(sorted(DeadLetterSortKey::CreatedAt, false)).await.0, "1 2 3 4");
     assert_eq!(found(sorted(DeadLetterSortKey::RetryCount, true)).await.0, "2 4 3 1");
-    assert_eq!(found(sorted(DeadLetterSortKey::UpdatedAt, false)).await.0, "1 2 3 4", "ties in the order of insertion");
+    assert_eq!(
+        found(sorted(DeadLetterSortKey::UpdatedAt, false)).await.0,
+        "1 2 3 4",
+        "equal keys are in the order of insertion"
+    );
     assert_eq!(found(DeadLetterFilter { status: Some(DeadLetterStatus::Failed), ..any() }).await.0, "1");
     let now = Utc::now();
     let span = |hours| DeadLetterFilter {

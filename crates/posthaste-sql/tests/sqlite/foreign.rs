@@ -10,7 +10,7 @@ use posthaste_core::{Disposition, Payload, Settled, Source};
 
 use crate::support::{File, LEASE, MODES, ids, settle};
 
-/// Runs statements with the program that every operator has.
+/// Runs statements with the program `sqlite3`.
 fn sqlite3(file: &File, sql: &str) -> Output {
     // `sqlite3` waits for the lock of the file: connections of the outbox may be closing.
     let mut program = Command::new("sqlite3");
@@ -37,7 +37,7 @@ async fn a_blob_in_the_column_payload_is_delivered_byte_for_byte() {
              INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('4', 't', '{}');
              INSERT INTO outbox_event (event_id, event_type, payload_bytes) VALUES ('5', 't', x'7b7d');",
         );
-        // As Python binds its `bytes`.
+        // Python binds `bytes` as a BLOB.
         let bound = sqlx::query("INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('6', 't', ?)");
         bound.bind(&b"\x00bound\xff"[..]).execute(&file.pool().await).await.unwrap();
         let source = outbox.dispatcher_source();
@@ -62,7 +62,7 @@ async fn a_blob_in_the_column_payload_is_delivered_byte_for_byte() {
     }
 }
 
-/// A time that is `offset` from now, in every form that SQLite has or that a program may store as a number.
+/// The time that is `offset` from now, in every format that SQLite knows or that a program may store as a number.
 fn forms(offset: &str) -> [String; 8] {
     [
         format!("datetime('now', '{offset}')"),
@@ -77,7 +77,7 @@ fn forms(offset: &str) -> [String; 8] {
 }
 
 #[tokio::test]
-async fn a_delay_is_honoured_in_every_form_of_time_that_sqlite_has() {
+async fn a_delay_is_honoured_in_every_time_format_of_sqlite() {
     for mode in MODES {
         let file = File::new();
         let outbox = file.dispatcher(mode).await;
@@ -122,7 +122,7 @@ async fn a_delay_of_seconds_ends_when_the_seconds_have_passed() {
         if !claim.items.is_empty() {
             break;
         }
-        let wait = claim.next_due.expect("it is due some time");
+        let wait = claim.next_due.expect("it has a due time");
         assert!(wait <= Duration::from_secs(2), "{wait:?}");
         tokio::time::sleep(wait).await;
     }
@@ -130,7 +130,7 @@ async fn a_delay_of_seconds_ends_when_the_seconds_have_passed() {
 }
 
 #[tokio::test]
-async fn occurred_at_is_read_in_every_form_of_time_that_sqlite_has() {
+async fn occurred_at_is_read_in_every_time_format_of_sqlite() {
     let file = File::new();
     let outbox = file.dispatcher(Mode::SingleNode).await;
     for (place, written) in
@@ -160,7 +160,7 @@ async fn occurred_at_is_read_in_every_form_of_time_that_sqlite_has() {
 async fn unreadable_times_are_refused_at_insert() {
     let file = File::new();
     file.dispatcher(Mode::SingleNode).await;
-    // Without a date; not a date; Unix milliseconds, which would be some year 50000; out of range; no text.
+    // Without a date; not a date; Unix milliseconds, which would be about the year 50000; out of range; not a text.
     let unreadable = [
         "'12:00'",
         "'now'",

@@ -1,4 +1,4 @@
-//! One process at a time uses a hub's file.
+//! Only one process at a time can use a hub's file.
 
 use posthaste_backend_tests::hub_laws::dead_letters::dead_letter;
 use posthaste_core::Source;
@@ -21,7 +21,7 @@ async fn a_second_process_is_refused_until_the_first_has_closed() {
 }
 
 #[tokio::test]
-async fn an_exclusive_process_voids_the_leases_of_the_one_before_it() {
+async fn an_exclusive_process_voids_the_leases_of_the_previous_process() {
     let file = File::new();
     let killed = HubDatabase::open(&file.url()).await.unwrap();
     killed.migrate().await.unwrap();
@@ -29,7 +29,7 @@ async fn an_exclusive_process_voids_the_leases_of_the_one_before_it() {
     let source = DeadLetterSource::new(stores.dead_letters, LEASE);
     source.insert(vec![dead_letter("1")]).await.unwrap();
     assert_eq!(source.claim(10).await.unwrap().items.len(), 1);
-    // The system unlocks the file of a process that was killed.
+    // The operating system unlocks the file of a process that was killed.
     drop(killed);
 
     let shared = HubDatabase::open_shared(&file.url()).await.unwrap();

@@ -15,7 +15,7 @@ impl HubHarness for SqliteHub {
         Self(File::new())
     }
 
-    /// Without the lock of the file, so that several processes can be shown.
+    /// Opens without the lock of the file, so that one test can simulate several processes.
     async fn open(&self, options: HubOptions) -> HubStores {
         let database = HubDatabase::open_shared(&self.0.url()).await.unwrap();
         database.migrate().await.unwrap();

@@ -1,5 +1,5 @@
-//! SQLite: the outbox where it differs from others, and what the hub keeps, each test on a file of its own. What all
-//! databases have in common is tested in `posthaste`.
+//! SQLite: the behaviour of the outbox that differs from other databases, and the stores of the hub. Each test has its
+//! own file. The behaviour that all databases share is tested in `posthaste`.
 
 mod database;
 mod dead_letters;

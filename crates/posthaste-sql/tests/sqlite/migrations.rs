@@ -13,7 +13,7 @@ const HUB_DOWN: &str = concat!(
 );
 
 #[tokio::test]
-async fn the_hub_goes_down_to_nothing_and_up_again() {
+async fn the_hub_migrates_down_to_an_empty_database_and_up_again() {
     let file = File::new();
     let database = file.open().await;
     database.migrate_hub().await.unwrap();
@@ -28,7 +28,7 @@ async fn the_hub_goes_down_to_nothing_and_up_again() {
 }
 
 #[tokio::test]
-async fn the_outbox_goes_down_and_up_again() {
+async fn the_outbox_migrates_down_and_up_again() {
     let file = File::new();
     let outbox = file.dispatcher(Mode::ORDERED).await;
     outbox.store().ingest(vec![event("1", "t", "{}")]).await.unwrap();
@@ -42,14 +42,14 @@ async fn the_outbox_goes_down_and_up_again() {
                     SELECT name FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%' ORDER BY name)";
     assert_eq!(file.ask::<String>(left).await, "outbox_event_migration outbox_event_ordered");
     file.execute("DROP TABLE outbox_event_migration; DROP TABLE outbox_event_ordered").await;
-    // In another mode: nothing remembers the first.
+    // In another mode: the first mode is not stored any more.
     let outbox = file.dispatcher(Mode::MultiNode).await;
     assert!(outbox.store().find("1").await.unwrap().is_none());
 }
 
-/// Each of them with connections of its own, as processes have them.
+/// Each task has its own connections, as a process would.
 #[tokio::test(flavor = "multi_thread")]
-async fn many_who_open_a_new_file_at_once_make_its_tables_once() {
+async fn processes_that_open_a_new_file_at_once_create_its_tables_once() {
     let file = File::new();
     let all = futures_util::future::join_all((0..8).map(|_| file.dispatcher(Mode::ORDERED))).await;
     all[0].store().ingest(vec![event("1", "t", "{}")]).await.unwrap();
@@ -77,7 +77,7 @@ async fn a_schema_from_the_future_is_refused() {
 }
 
 #[tokio::test]
-async fn who_runs_the_printed_migrations_need_not_run_anything_else() {
+async fn a_service_starts_on_tables_that_the_printed_migrations_made() {
     let (printed, opened) = (File::new(), File::new());
     let pool = printed.pool().await;
     for migration in migrations(&TableName::default(), Mode::ORDERED) {

@@ -1,5 +1,4 @@
-//! Behaviour that only SQLite has: its times, its columns without fixed types, and a process that has its file to
-//! itself.
+//! Behaviour that only SQLite has: its time formats, its columns without fixed types, and exclusive use of a file.
 
 use std::process::{Command, Stdio};
 
@@ -12,7 +11,7 @@ use posthaste_sql::TableName;
 use crate::support::{File, LEASE, MODES, event, execute, settle, try_execute};
 
 #[tokio::test]
-async fn after_void_lease_a_process_need_not_wait_for_the_lease_of_a_crashed_one() {
+async fn after_void_lease_a_process_claims_the_rows_of_a_crashed_one_at_once() {
     let file = File::new();
     let (crashed, alive) = (file.dispatcher(Mode::SingleNode).await, file.dispatcher(Mode::SingleNode).await);
     crashed.store().ingest(vec![event("1", "a", "{}")]).await.unwrap();
@@ -69,7 +68,7 @@ async fn foreign_inserts_need_two_columns() {
         let headers = [("z".to_owned(), "1".to_owned()), ("a".to_owned(), "2".to_owned())];
         assert_eq!(claim.items[2].item.event.headers(), headers, "in their order");
         assert_eq!(claim.items[2].item.event.occurred_at().to_rfc3339(), "2026-01-01T10:00:00+00:00");
-        assert!(claim.next_due.unwrap() > LEASE / 4, "the future is far");
+        assert!(claim.next_due.unwrap() > LEASE / 4, "the future row is not due soon");
     }
 }
 
@@ -87,7 +86,7 @@ async fn the_program_sqlite3_writes_events() {
     assert_eq!(outbox.store().table().as_str(), "outbox_event");
 }
 
-/// No row that another program can write keeps other rows from being claimed.
+/// A bad row of another program does not keep other rows from being claimed.
 #[tokio::test]
 async fn rows_with_unreadable_columns_do_not_stop_other_rows() {
     for mode in MODES {

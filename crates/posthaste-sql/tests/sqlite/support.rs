@@ -9,7 +9,7 @@ use posthaste_sql::sqlite::{Database, OutboxStore};
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
 use tempfile::TempDir;
 
-/// Long enough that no lease ends by chance.
+/// Long enough that no lease ends during a test.
 pub const LEASE: Duration = Duration::from_secs(120);
 
 pub const MODES: [Mode; 3] = [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED];
@@ -26,7 +26,7 @@ impl File {
         self.0.path().join("test.db")
     }
 
-    /// The file as another process would see it: connections of its own.
+    /// Opens the file with separate connections, as another process would.
     pub async fn open(&self) -> Database {
         Database::open(&self.url()).await.unwrap()
     }
@@ -66,7 +66,7 @@ impl File {
     }
 }
 
-/// One process's view of an outbox table: it knows of other processes only through the database.
+/// Opens an outbox table as a separate process would: it shares only the database with other processes.
 pub async fn outbox(database: &Database, reader: Reader, mode: Mode) -> Table<OutboxStore> {
     let store = database.outbox(TableName::default(), mode).await.unwrap();
     Table::open(store, reader, LEASE).await.unwrap()

@@ -1,4 +1,4 @@
-//! The service's own transactions beside the one connection that writes for the outbox.
+//! The service's own transactions, concurrent with the outbox's writer connection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ async fn a_database_in_memory_is_refused_with_a_remedy() {
 }
 
 #[tokio::test]
-async fn a_commit_is_kept_and_everything_else_is_undone() {
+async fn only_a_commit_keeps_the_changes_of_a_transaction() {
     let file = File::new();
     let pool = file.pool().await;
     let store = open(&pool).await;
@@ -54,7 +54,7 @@ async fn a_commit_is_kept_and_everything_else_is_undone() {
 }
 
 #[tokio::test]
-async fn a_database_without_a_service_has_no_transactions_for_one() {
+async fn a_database_without_the_pool_of_a_service_refuses_transactions() {
     let file = File::new();
     let store = file.open().await.outbox(TableName::default(), Mode::SingleNode).await.unwrap();
     let error = store.begin().await.err().unwrap();
@@ -142,7 +142,7 @@ async fn a_transaction_that_stays_open_for_too_long_fails_only_statements_that_w
 }
 
 #[tokio::test]
-async fn a_deferred_constraint_fails_the_commit_and_leaves_nothing_open() {
+async fn a_deferred_constraint_fails_the_commit_and_leaves_no_open_transaction() {
     let file = File::new();
     let options = SqliteConnectOptions::new().filename(file.path()).create_if_missing(true);
     let pool = SqlitePoolOptions::new().max_connections(1).connect_with(options).await.unwrap();
@@ -162,9 +162,9 @@ async fn a_deferred_constraint_fails_the_commit_and_leaves_nothing_open() {
     assert!(store.find("1").await.unwrap().is_some());
 }
 
-/// As after a full disk: the transaction is over, and sqlx does not know.
+/// For example after a full disk: SQLite has ended the transaction, and sqlx does not know it.
 #[tokio::test]
-async fn a_connection_whose_transaction_ended_by_itself_is_replaced() {
+async fn a_connection_whose_transaction_sqlite_ended_is_replaced() {
     let file = File::new();
     let options = SqliteConnectOptions::new().filename(file.path()).create_if_missing(true);
     let pool = SqlitePoolOptions::new().max_connections(2).connect_with(options).await.unwrap();

@@ -14,7 +14,7 @@ use crate::sqlite::unreadable::text;
 /// Later than every time that is ever due, and less than every text.
 const LAST_MS: i64 = i64::MAX;
 
-/// The columns behind [`FIELDS`] in a claim.
+/// The columns after [`FIELDS`] in a claim.
 const ID: usize = FIELD_COUNT;
 const ENVELOPE: usize = FIELD_COUNT + 1;
 const RETRY_COUNT: usize = FIELD_COUNT + 2;
@@ -57,7 +57,7 @@ pub(super) async fn claim(
     claimed.sort_by(|(due, a), (other_due, b)| (due, &a.id).cmp(&(other_due, &b.id)));
     let letters: Vec<_> = claimed.into_iter().map(|(_, letter)| letter).collect();
     let next_due = if rows.len() < *limit {
-        // A due time that is no number sorts behind all numbers and is never due.
+        // A due time that is not a number sorts after all numbers and is never due.
         let next = format!(
             "SELECT CAST(due - {NOW_MS} AS INTEGER) FROM dlt_event
              WHERE due IS NOT NULL AND due <= {LAST_MS} AND {free} ORDER BY due, id LIMIT 1"
@@ -65,13 +65,13 @@ pub(super) async fn claim(
         let row = sqlx::query(AssertSqlSafe(next)).bind(in_flight).fetch_optional(connection).await?;
         row.map(|row| row.try_get(0)).transpose()?.map(span)
     } else {
-        // Unreadable rows made a full claim short: there may be more that is due now.
+        // Unreadable rows made a full claim shorter: more dead letters may be due now.
         Some(Duration::ZERO).filter(|_| letters.len() < *limit)
     };
     Ok((ClaimedDeadLetters { letters, next_due }, unreadable))
 }
 
-/// A dead letter that cannot be read waits for an operator: it is never due again.
+/// Makes a dead letter that cannot be read FAILED, and clears its due times. It waits for an operator.
 async fn give_up(connection: &mut SqliteConnection, rowid: i64, reason: &str) -> Result<(), sqlx::Error> {
     let give_up = format!(
         "UPDATE dlt_event SET status = 2, scheduled_at = NULL, replay_at = NULL, replay_id = NULL, locked_by = NULL,
@@ -81,7 +81,7 @@ async fn give_up(connection: &mut SqliteConnection, rowid: i64, reason: &str) ->
     sqlx::query(AssertSqlSafe(give_up)).bind(rowid).bind(reason).execute(connection).await.map(|_| ())
 }
 
-/// When it became due, and the dead letter.
+/// The due time and the dead letter.
 fn read(row: &SqliteRow, claim_id: &DeadLetterClaimId) -> Result<(i64, DeadLetter), sqlx::Error> {
     let trigger = match row.try_get(IS_REPLAY)? {
         true => Trigger::Replay { replay_id: row.try_get::<Option<String>, _>(REPLAY_ID)?.unwrap_or_default() },

@@ -15,7 +15,7 @@ use crate::sqlite::clock::{NOW_MS, span, time};
 use crate::sqlite::errors::doing;
 use crate::sqlite::unreadable::readable;
 
-/// How far a list is counted.
+/// A list is counted up to this number.
 const COUNTED: i64 = 10_000;
 
 /// The columns of [`DeadLetterFields`].
@@ -23,7 +23,7 @@ pub(super) const FIELDS: &str = "delivery_id, event_id, subscription_id, subscri
      attempts, first_failed_at";
 pub(super) const FIELD_COUNT: usize = 9;
 
-/// What a list shows behind [`FIELDS`].
+/// The columns after [`FIELDS`] in a list.
 const SHOWN: &str = "id, status, retry_count, error, error_code, error_cause, scheduled_at, replay_id, created_at, \
      updated_at";
 const ID: usize = FIELD_COUNT;
@@ -84,7 +84,7 @@ impl DeadLetterTable {
             page.push(format!(" AND ({column}, id) {side} (")).push_bind(cursor.key);
             page.push(", ").push_bind(cursor.id.clone()).push(")");
         }
-        // One more than asked for: it shows whether there is a next page.
+        // Reads one row more than requested: if it exists, there is a next page.
         page.push(order(filter)).push(" LIMIT ").push_bind(i64::from(filter.size) + 1);
         if filter.cursor.is_none() {
             page.push(" OFFSET ").push_bind(i64::from(filter.page) * i64::from(filter.size));
@@ -93,7 +93,7 @@ impl DeadLetterTable {
         let size = filter.size as usize;
         let has_more = rows.len() > size;
         let items = readable("dlt_event", &rows[..rows.len().min(size)], ID, read);
-        let next = items.last().filter(|_| has_more).map(|last| DeadLetterCursor::behind(last, filter.sort));
+        let next = items.last().filter(|_| has_more).map(|last| DeadLetterCursor::after(last, filter.sort));
 
         let mut count = QueryBuilder::<Sqlite>::new("SELECT count(*) FROM (SELECT 1 FROM dlt_event");
         push_conditions(&mut count, filter);
@@ -158,7 +158,7 @@ fn push_like(query: &mut QueryBuilder<Sqlite>, column: &'static str, pattern: St
     query.push(column).push(" LIKE ").push_bind(pattern).push(" ESCAPE '\\'");
 }
 
-/// A text as part of a LIKE pattern that matches only itself.
+/// The text, escaped for a LIKE pattern.
 fn literal(text: &str) -> String {
     text.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_")
 }

@@ -10,8 +10,8 @@ use crate::sqlite::clock::NOW_MS;
 use crate::sqlite::errors::doing;
 use crate::sqlite::json::json;
 
-/// Each dead letter that waits for the replay, and the last result of each that does not wait for it any more. One statement,
-/// so that a dead letter that is settled meanwhile is either pending or has a result.
+/// Each dead letter that still waits for the replay, and the last result of each other one. It is one statement, so
+/// that a dead letter that is settled meanwhile is either pending or has a result.
 const RESULTS: &str = "SELECT id, NULL, 1 FROM dlt_event WHERE replay_id = ?1
      UNION ALL
      SELECT letter_id, error_code, 0 FROM retry_history AS answer WHERE replay_id = ?1

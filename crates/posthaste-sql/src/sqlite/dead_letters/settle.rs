@@ -116,7 +116,7 @@ pub(super) async fn settle(
     let leased: String = sqlx::query(FENCE).bind(json(&updates)?).fetch_one(&mut *connection).await?.try_get(0)?;
     let mut leased: HashSet<String> =
         serde_json::from_str(&leased).map_err(|error| sqlx::Error::Decode(error.into()))?;
-    // A dead letter that occurs twice is settled by the first update.
+    // If a dead letter occurs twice, the first update settles it.
     let applied: Vec<bool> = updates.iter().map(|update| leased.remove(update.id)).collect();
     let to_apply: Vec<&Update<'_>> =
         updates.iter().zip(&applied).filter(|(_, applied)| **applied).map(|(update, _)| update).collect();

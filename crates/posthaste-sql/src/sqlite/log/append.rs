@@ -10,8 +10,8 @@ use sqlx::sqlite::SqliteConnection;
 use super::{Log, headers_to_text, unreadable};
 use crate::sqlite::errors::store_error;
 
-/// How many rows a statement inserts: many, because each costs a hop to another thread; and at most this, so that the
-/// prepared statements of all row counts stay in the cache.
+/// The maximum number of rows that one statement inserts. It is large, because each statement costs a switch to another
+/// thread. It is bounded, so that the prepared statements of all row counts stay in the cache.
 pub(super) const CHUNK: usize = 64;
 
 const MAKE_PARTITIONS: &str = "
@@ -32,7 +32,7 @@ const ASSIGN_OFFSETS: &str = "
 /// Records to be appended, sorted by partition.
 struct Append {
     rows: Vec<Row>,
-    /// Partition → how many of the rows it gets.
+    /// Partition → the number of its rows.
     counts: BTreeMap<i64, i64>,
 }
 
@@ -106,14 +106,14 @@ impl Append {
         let mut rows = Vec::with_capacity(records.len());
         let mut counts = BTreeMap::new();
         for record in records {
-            // Absent only if the database had not kept the name as it was given.
+            // Missing only if the database changed the name.
             let ids = partitions.get(&record.topic).ok_or(sqlx::Error::RowNotFound)?;
             let partition_id = ids[(record.route % ids.len() as u64) as usize];
             *counts.entry(partition_id).or_default() += 1;
             let headers = headers_to_text(&record.headers).map_err(encode_error)?;
             rows.push(Row { partition_id, key: record.key, value: record.value, headers });
         }
-        // Stable: records of one partition keep the order in which they were given.
+        // A stable sort: records of one partition keep their order.
         rows.sort_by_key(|row| row.partition_id);
         Ok(Self { rows, counts })
     }

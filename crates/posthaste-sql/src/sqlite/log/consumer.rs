@@ -21,12 +21,12 @@ use crate::sqlite::unreadable::{report, text};
 /// How often a consumer searches for new topics and free partitions of other processes.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What one fetch may bring into memory, but for one record that is larger alone.
+/// The maximum size of one fetch. A single record may be larger.
 const MAX_FETCH_BYTES: usize = 16 << 20;
 
-/// A range scan per partition, one after the other as the list has them. CROSS JOIN fixes that order; offsets ascend
-/// because that is how the index has them, which is named so that statistics cannot choose another way. So nothing is
-/// sorted and the limit ends the reading.
+/// One range scan per partition, in the order of the list. CROSS JOIN fixes the order of the partitions, and the index
+/// that of the offsets. The statement names the index, so that the planner cannot choose another one. So nothing is
+/// sorted, and the limit ends the scan.
 const FETCH: &str = "
     SELECT record.partition_id, record.\"offset\", record.key, record.value, record.headers
     FROM json_each(?1) AS place
@@ -34,11 +34,11 @@ const FETCH: &str = "
        ON record.partition_id = place.value ->> 0 AND record.\"offset\" >= place.value ->> 1
     LIMIT ?2";
 
-/// The last record and the last partition that were made: two steps into the ends of their tables.
+/// The newest record and the newest partition: one index lookup each.
 const NEWEST: &str = "SELECT (SELECT max(rowid) FROM log_record), (SELECT max(id) FROM log_partition)";
 
 /// A record that was read but not yet handed out.
-struct Candidate {
+struct ReadRecord {
     partition_id: i64,
     offset: i64,
     key: String,
@@ -47,10 +47,10 @@ struct Candidate {
     damage: Option<String>,
 }
 
-impl Candidate {
-    /// What can be read of a row. Only a row without partition and offset is an error.
+impl ReadRecord {
+    /// Reads a row. Unreadable columns become the `damage`; only a row without partition and offset is an error.
     fn of(row: &SqliteRow) -> Result<Self, sqlx::Error> {
-        let mut candidate = Self {
+        let mut record = Self {
             partition_id: row.try_get(0)?,
             offset: row.try_get(1)?,
             key: text(row, 2),
@@ -61,17 +61,17 @@ impl Candidate {
         let headers = row.try_get::<Option<String>, _>(4).map_err(|error| error.to_string());
         let headers = headers.and_then(|headers| headers_from_text(headers).map_err(|error| error.to_string()));
         match headers {
-            Ok(headers) => candidate.headers = headers,
+            Ok(headers) => record.headers = headers,
             Err(error) => {
-                candidate.damage = Some(format!("headers are no JSON array of [name, value] pairs: {error}"));
-                // Their text as it is, for the quarantine.
-                candidate.headers.push(("unreadable".to_owned(), text(row, 4)));
+                record.damage = Some(format!("headers are no JSON array of [name, value] pairs: {error}"));
+                // The stored text, for the quarantine.
+                record.headers.push(("unreadable".to_owned(), text(row, 4)));
             }
         }
         if let Err(error) = row.try_get::<String, _>(2) {
-            candidate.damage = Some(format!("its key is not text: {error}"));
+            record.damage = Some(format!("its key is not text: {error}"));
         }
-        Ok(candidate)
+        Ok(record)
     }
 }
 
@@ -83,7 +83,7 @@ pub(super) struct GroupConsumer {
     assignment: Mutex<Assignment>,
     /// Locked while partitions are assigned and while records are handed out, so that neither happens during the other.
     membership: tokio::sync::Mutex<Membership>,
-    /// Locked while progress is recorded: the next ack builds on what this one wrote.
+    /// Locked while progress is recorded, because each ack adds to the progress that the previous ack wrote.
     recording: tokio::sync::Mutex<()>,
 }
 
@@ -93,12 +93,13 @@ struct Membership {
     looked_at: Instant,
     nothing_new: Option<NothingNew>,
     closed: bool,
-    /// Progress rows that were reported as unreadable.
+    /// The progress rows that were already reported as unreadable.
     reported: HashSet<String>,
 }
 
-/// The state at a fetch that found nothing in any partition. Until one of these values changes, the next fetch would find
-/// nothing, either. An idle group with a thousand topics would otherwise read a thousand places twice a second.
+/// The state at a fetch that found nothing in any partition. Until one of these values changes, the next fetch would
+/// find nothing, either. Without this check, an idle group with a thousand topics would run a thousand range scans
+/// twice a second.
 struct NothingNew {
     newest: Newest,
     places: Vec<(i64, i64)>,
@@ -108,7 +109,7 @@ struct NothingNew {
 type Newest = (Option<i64>, Option<i64>);
 
 impl Membership {
-    /// True if less is left of the leases than [`Consumer::lease`] promises.
+    /// True if the remaining time of the leases is shorter than [`Consumer::lease`].
     fn is_aged(&self, full_lease: Duration) -> bool {
         self.renewed_at.is_none_or(|at| at.elapsed() >= full_lease / 10)
     }
@@ -139,7 +140,7 @@ impl GroupConsumer {
         self.log.0.options.lease
     }
 
-    /// Renews leases that are no longer young, and leases the partitions that are free.
+    /// Renews leases that have aged, and leases free partitions.
     async fn keep_leases(&self, membership: &mut Membership) -> Result<(), StoreError> {
         let changed = self.subscription.partitions_changed.swap(false, Ordering::AcqRel);
         let mut must_lease = changed || membership.is_aged(self.full_lease());
@@ -161,7 +162,7 @@ impl GroupConsumer {
         let sent_at = Instant::now();
         let (leased, unreadable) = self.leases.acquire(self.full_lease()).await?;
         for (key, reason) in unreadable {
-            // The lease is renewed every few seconds: once is enough for the log.
+            // The lease is renewed every few seconds, but each row is logged only once.
             if membership.reported.insert(key.clone()) {
                 report("log_group", &key, &reason);
             }
@@ -186,9 +187,9 @@ impl GroupConsumer {
         doing("look at the end of the log", newest).await
     }
 
-    /// True if a fetch would find nothing: nothing was appended since a fetch that found nothing, the consumer reads the same
-    /// places, and the leases need no renewal. From time to time it is false all the same, so that partitions of a process
-    /// that crashed are found.
+    /// True if a fetch would find nothing: no record was appended since a fetch that found nothing, the consumer would
+    /// read from the same offsets, and the leases need no renewal. It is false from time to time in any case, so that
+    /// the partitions of a crashed process are found.
     fn is_idle(&self, membership: &Membership, newest: Newest) -> bool {
         let full_lease = self.full_lease();
         let is_young = membership.renewed_at.is_some_and(|at| at.elapsed() < full_lease / 2);
@@ -201,7 +202,7 @@ impl GroupConsumer {
     }
 
     /// Reads rows in the order of fetching; true if there may be more.
-    async fn read(&self, places: &[(i64, i64)], limit: usize) -> Result<(Vec<Candidate>, bool), StoreError> {
+    async fn read(&self, places: &[(i64, i64)], limit: usize) -> Result<(Vec<ReadRecord>, bool), StoreError> {
         const DOING: &str = "read the log";
         let places = serde_json::to_string(places).map_err(|error| unreadable(DOING, error))?;
         let limit_bound = i64::try_from(limit).unwrap_or(i64::MAX);
@@ -211,10 +212,10 @@ impl GroupConsumer {
         let (mut rows, mut bytes) = (0, 0);
         while let Some(row) = stream.try_next().await.map_err(|error| store_error(DOING, error))? {
             rows += 1;
-            match Candidate::of(&row) {
-                Ok(candidate) => {
-                    bytes += candidate.value.len();
-                    read.push(candidate);
+            match ReadRecord::of(&row) {
+                Ok(record) => {
+                    bytes += record.value.len();
+                    read.push(record);
                 }
                 Err(error) => report("log_record", &format!("{} {}", text(&row, 0), text(&row, 1)), &error),
             }
@@ -226,17 +227,18 @@ impl GroupConsumer {
         Ok((read, full))
     }
 
-    fn hand_out(&self, candidates: Vec<Candidate>) -> Vec<Fetched> {
+    fn hand_out(&self, records: Vec<ReadRecord>) -> Vec<Fetched> {
         let mut assignment = lock(&self.assignment);
-        let hand_out = |candidate: Candidate| {
-            let position = assignment.hand_out(candidate.partition_id, candidate.offset)?;
-            let Candidate { key, value, headers, damage, .. } = candidate;
+        let hand_out = |record: ReadRecord| {
+            let position = assignment.hand_out(record.partition_id, record.offset)?;
+            let ReadRecord { key, value, headers, damage, .. } = record;
             Some(Fetched { position, key, value, headers, damage })
         };
-        candidates.into_iter().filter_map(hand_out).collect()
+        records.into_iter().filter_map(hand_out).collect()
     }
 
-    /// The partition of each position, if the consumer still has it, and what is recorded of these partitions.
+    /// The partition of each position, if the consumer still has it, and the progress of these partitions with the acks
+    /// added.
     fn advance(&self, positions: &[&Position]) -> (Vec<Option<i64>>, Vec<Advance>) {
         let assignment = lock(&self.assignment);
         let mut advances: BTreeMap<i64, Advance> = BTreeMap::new();
@@ -261,7 +263,7 @@ impl Consumer for GroupConsumer {
         if membership.closed || limit == 0 {
             return Ok(Vec::new());
         }
-        // Read before the fetch: the next fetch sees what is appended during this one.
+        // Read before the fetch, so that the next fetch notices records that are appended during this one.
         let newest = self.newest().await?;
         if self.is_idle(&membership, newest) {
             return Ok(Vec::new());
@@ -272,21 +274,21 @@ impl Consumer for GroupConsumer {
             if places.is_empty() {
                 return Ok(Vec::new());
             }
-            let (candidates, full) = self.read(&places, limit).await?;
-            if candidates.is_empty() {
+            let (records, full) = self.read(&places, limit).await?;
+            if records.is_empty() {
                 membership.nothing_new = Some(NothingNew { newest, places, at: Instant::now() });
                 return Ok(Vec::new());
             }
-            if let Some(last) = candidates.last().filter(|_| full) {
+            if let Some(last) = records.last().filter(|_| full) {
                 lock(&self.assignment).move_to_back(last.partition_id);
             }
-            let fetched = self.hand_out(candidates);
+            let fetched = self.hand_out(records);
             if full && (1..limit).contains(&fetched.len()) {
-                // The caller sees fewer than it asked for and would wait; this keeps it from doing so.
+                // The caller gets fewer records than `limit` and would wait for a wake-up, although there are more.
                 self.subscription.wakeup.wake();
             }
             membership.nothing_new = None;
-            // A full read of which nothing was left was all done before: there may be more behind it.
+            // If a full read contained only completed records, there may be more records after it.
             if !fetched.is_empty() || !full {
                 return Ok(fetched);
             }
@@ -314,7 +316,8 @@ impl Consumer for GroupConsumer {
 
     async fn renew(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
         let mut membership = self.membership.lock().await;
-        // The source calls it with every claim that has due retries: young leases are not worth a row per partition each time.
+        // The source calls `renew` at every claim with due retries. Young leases are not renewed each time, because
+        // that writes one row per partition.
         if !membership.closed && membership.is_aged(self.full_lease()) {
             self.lease_partitions(&mut membership).await?;
         }
@@ -333,7 +336,7 @@ impl Consumer for GroupConsumer {
     }
 
     fn lease(&self) -> Duration {
-        // Leases are renewed when a tenth of their time has passed: this much is left of each at any fetch or renewal.
+        // Leases are renewed when a tenth of their time has passed, so this much is left after a fetch or renewal.
         self.full_lease() * 9 / 10
     }
 

@@ -21,10 +21,10 @@ type TopicRow = (String, u32, i64, Option<String>, Option<i64>);
 /// The column of the group in [`RECORDS_OF_KEY`]: if a row cannot be read, the progress of its group is the reason.
 const GROUP_OF_ENTRY: usize = 5;
 
-/// How many records of one event are shown: each comes with its value, which may be a mebibyte.
+/// The maximum number of records that are shown of one event. Each has its value, which may be a mebibyte.
 const SHOWN_RECORDS: u32 = 200;
 
-/// The records are chosen before their values are read and before the groups multiply the rows.
+/// The records are selected before their values are read and before the join with the groups multiplies the rows.
 const RECORDS_OF_KEY: &str = "
     SELECT topic, partition, \"offset\", value, created_at, group_name, watermark, completed
     FROM log_record
@@ -38,14 +38,14 @@ const TOPICS: &str = "
     FROM log_partition LEFT JOIN log_group ON log_group.partition_id = log_partition.id
     ORDER BY topic, partition, group_name";
 
-/// Compared as text, so that a progress row that cannot be read is shown as what it is: one that does not move.
+/// Progress is compared as text, so that an unreadable progress row counts as a row without progress.
 const BACKLOGS: &str = "
     SELECT group_name, topic, partition, watermark || ' ' || completed
     FROM log_group JOIN log_partition ON log_partition.id = log_group.partition_id
     WHERE watermark < next_offset OR typeof(watermark) <> 'integer'
     LIMIT 1000";
 
-/// For each group, the record at the lowest watermark of all partitions that have more.
+/// For each group, the age of the oldest record at a watermark, over all partitions with a backlog.
 fn lags() -> String {
     format!(
         "SELECT group_name, max({NOW_MS} - record.created_at)
@@ -73,7 +73,7 @@ impl BusInspector for Log {
             if let (Some(group), Some(watermark), Some(completed)) = (group, watermark, completed)
                 && let Some(entry) = entries.last_mut()
             {
-                // A completed set that cannot be read counts for nothing, as it does for its reader.
+                // An unreadable completed set counts as empty, as it does for the consumer.
                 let progress = Progress::decode(watermark, &completed).unwrap_or(Progress::at(watermark));
                 entry.groups.push(GroupProgress { group, done: progress.is_done(offset) });
             }

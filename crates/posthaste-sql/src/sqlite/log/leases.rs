@@ -14,15 +14,15 @@ use crate::sqlite::clock::{NOW_MS, millis};
 use crate::sqlite::errors::doing;
 use crate::sqlite::unreadable::{report, text};
 
-/// The lease has ended. `?4` is the length of a lease: a lease that ends later than that was begun before the clock was set
-/// back. Nobody can tell when it ends, so it counts as ended.
+/// The condition that a lease has ended. `?4` is the length of a lease. A lease that ends later than that from now was
+/// begun before the clock was set back. Its real end is unknown, so it counts as ended.
 fn ended() -> String {
     format!("(leased_until < {NOW_MS} OR leased_until > {NOW_MS} + ?4 * 11 / 10)")
 }
 
-/// Fenced: records progress only where owner and generation are still those under which the records were read.
+/// Fenced: records progress only if owner and generation are still those under which the records were read.
 ///
-/// Materialized, or the list would be parsed anew for every partition of the group.
+/// The list is materialized. Otherwise SQLite would parse it again for every partition of the group.
 pub(super) const RECORD: &str = "
     WITH done (id, generation, watermark, completed) AS MATERIALIZED
         (SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3 FROM json_each(?1))
@@ -31,7 +31,7 @@ pub(super) const RECORD: &str = "
       AND log_group.owner = ?3 AND log_group.generation = done.generation
     RETURNING partition_id";
 
-/// Where [`Leases::acquire`] has these columns.
+/// The positions of these columns in [`Leases::acquire`].
 const COMPLETED: usize = 3;
 const TOPIC: usize = 4;
 const PARTITION: usize = 5;
@@ -58,8 +58,8 @@ impl Leased {
         })
     }
 
-    /// The progress of the group. If the completed set cannot be read, everything from the watermark on is delivered again:
-    /// that may repeat deliveries, and loses none.
+    /// The progress of the group. If the completed set cannot be read, all records from the watermark on are delivered
+    /// again. That may repeat deliveries, but loses none.
     pub(super) fn progress(&self, group: &str) -> Progress {
         Progress::decode(self.watermark, &self.completed).unwrap_or_else(|error| {
             let key = key_of(group, &self.topic, self.partition);
@@ -69,7 +69,7 @@ impl Leased {
     }
 }
 
-/// What identifies a progress row to an operator.
+/// The key by which an operator finds a progress row.
 fn key_of(group: &str, topic: &str, partition: impl Display) -> String {
     format!("{group} {topic} {partition}")
 }
@@ -83,7 +83,7 @@ pub(super) struct Leases {
     database: Database,
     group: String,
     owner: String,
-    /// The condition on `log_partition` that selects the topics, with `?1` in it, and the value of that.
+    /// The condition on `log_partition` that selects the topics, and the value of its parameter `?1`.
     matching: &'static str,
     topics: String,
 }
@@ -100,7 +100,7 @@ impl Leases {
         Ok(Self { database, group: subscription.group.clone(), owner, matching, topics })
     }
 
-    /// True if there is a partition to lease. Costs no write, so it may be asked often.
+    /// True if there is a free partition. It writes nothing, so it may be called often.
     pub(super) async fn any_free(&self, lease: Duration) -> Result<bool, StoreError> {
         let sql = format!(
             "SELECT EXISTS (
@@ -114,10 +114,10 @@ impl Leases {
         doing("look for free partitions", query.fetch_one(self.database.readers())).await
     }
 
-    /// Leases the partitions that are free, renews the leases of this consumer, and returns all partitions that it has now,
-    /// but for those whose progress row cannot be read.
+    /// Leases the partitions that are free, renews the leases of this consumer, and returns all partitions that it has
+    /// now, except those whose progress row cannot be read.
     pub(super) async fn acquire(&self, lease: Duration) -> Result<(Vec<Leased>, Vec<Unreadable>), StoreError> {
-        // A group starts at the earliest record that is there: what retention removed would never be acked.
+        // A group starts at the earliest existing record: records that retention removed could never be acked.
         let join = format!(
             "INSERT INTO log_group (group_name, partition_id, watermark)
              SELECT ?2, id, coalesce((SELECT min(\"offset\") FROM log_record WHERE partition_id = id), next_offset)

@@ -28,7 +28,7 @@ impl SubscriptionStore for RegistryTables {
         fields: SubscriptionFields,
     ) -> Result<Created<Subscription>, RegistryError> {
         let arguments = (id.to_owned(), fields);
-        // Not by `change`: an answer with the subscription that is there changes nothing.
+        // Without `change`, because the version must not rise if the subscription exists already.
         let create = self.database.write_with("create a subscription", arguments, |connection, arguments| {
             Box::pin(create(connection, arguments))
         });
