@@ -103,7 +103,6 @@ struct Membership {
 struct NothingNew {
     newest: Newest,
     places: Vec<(i64, i64)>,
-    at: Instant,
 }
 
 type Newest = (Option<i64>, Option<i64>);
@@ -145,8 +144,7 @@ impl GroupConsumer {
         let changed = self.subscription.partitions_changed.swap(false, Ordering::AcqRel);
         let mut must_lease = changed || membership.is_aged(self.full_lease());
         if !must_lease && membership.looked_at.elapsed() >= LOOK_INTERVAL {
-            must_lease = self.leases.any_free(self.full_lease()).await?;
-            membership.looked_at = Instant::now();
+            must_lease = self.find_free(membership).await?;
         }
         if !must_lease {
             return Ok(());
@@ -156,6 +154,13 @@ impl GroupConsumer {
             self.subscription.partitions_changed.store(true, Ordering::Release);
         }
         result
+    }
+
+    /// True if there is a partition that this consumer could lease: a new one, or one of a process that crashed.
+    async fn find_free(&self, membership: &mut Membership) -> Result<bool, StoreError> {
+        let found = self.leases.any_free(self.full_lease()).await?;
+        membership.looked_at = Instant::now();
+        Ok(found)
     }
 
     async fn lease_partitions(&self, membership: &mut Membership) -> Result<(), StoreError> {
@@ -188,16 +193,13 @@ impl GroupConsumer {
     }
 
     /// True if a fetch would find nothing: no record was appended since a fetch that found nothing, the consumer would
-    /// read from the same offsets, and the leases need no renewal. It is false from time to time in any case, so that
-    /// the partitions of a crashed process are found.
+    /// read from the same offsets, and the leases need no renewal.
     fn is_idle(&self, membership: &Membership, newest: Newest) -> bool {
-        let full_lease = self.full_lease();
-        let is_young = membership.renewed_at.is_some_and(|at| at.elapsed() < full_lease / 2);
-        let nothing_new = membership.nothing_new.as_ref().is_some_and(|nothing| {
-            nothing.newest == newest
-                && nothing.at.elapsed() < full_lease / 10
-                && nothing.places == lock(&self.assignment).fetchable()
-        });
+        let is_young = membership.renewed_at.is_some_and(|at| at.elapsed() < self.full_lease() / 2);
+        let nothing_new = membership
+            .nothing_new
+            .as_ref()
+            .is_some_and(|nothing| nothing.newest == newest && nothing.places == lock(&self.assignment).fetchable());
         is_young && nothing_new && !self.subscription.partitions_changed.load(Ordering::Acquire)
     }
 
@@ -266,7 +268,12 @@ impl Consumer for GroupConsumer {
         // Read before the fetch, so that the next fetch notices records that are appended during this one.
         let newest = self.newest().await?;
         if self.is_idle(&membership, newest) {
-            return Ok(Vec::new());
+            // The leases are not renewed each time, because that writes one row per partition.
+            let may_wait = membership.looked_at.elapsed() < self.full_lease() / 10;
+            if may_wait || !self.find_free(&mut membership).await? {
+                return Ok(Vec::new());
+            }
+            self.subscription.partitions_changed.store(true, Ordering::Release);
         }
         self.keep_leases(&mut membership).await?;
         loop {
@@ -276,7 +283,7 @@ impl Consumer for GroupConsumer {
             }
             let (records, full) = self.read(&places, limit).await?;
             if records.is_empty() {
-                membership.nothing_new = Some(NothingNew { newest, places, at: Instant::now() });
+                membership.nothing_new = Some(NothingNew { newest, places });
                 return Ok(Vec::new());
             }
             if let Some(last) = records.last().filter(|_| full) {
