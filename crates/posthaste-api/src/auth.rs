@@ -76,6 +76,24 @@ impl fmt::Debug for Secret {
     }
 }
 
+impl AuthOut {
+    /// The name of its type, as the field `type` has it.
+    pub fn type_name(&self) -> &'static str {
+        match self {
+            Self::None => "NONE",
+            Self::BasicAuth { .. } => "BASIC_AUTH",
+            Self::HeaderToken => "HEADER_TOKEN",
+            Self::JwtHeader => "JWT_HEADER",
+        }
+    }
+
+    /// The type of this name, for credentials that cannot be opened. An unknown name is shown as none.
+    pub fn of_type(name: &str) -> Self {
+        let types = [Self::BasicAuth { username: String::new() }, Self::HeaderToken, Self::JwtHeader];
+        types.into_iter().find(|auth| auth.type_name() == name).unwrap_or(Self::None)
+    }
+}
+
 impl AuthIn {
     /// The parts that may be shown.
     pub fn public(&self) -> AuthOut {

@@ -30,7 +30,7 @@ pub mod hub_store;
 pub mod metric_names;
 pub mod outbox;
 
-pub use backoff::Backoff;
+pub use backoff::{Backoff, RetryPolicy};
 pub use bus_source::{BusItem, BusSource, BusSourceOptions, Decoded};
 pub use claims::{ClaimToken, Claims};
 pub use error::{BoxError, FaultKind, StoreError};
@@ -45,7 +45,7 @@ pub use outcome::{Disposition, Failure, FailureClass, Outcome, Settled};
 pub use panic_message::panic_message;
 pub use progress::{Progress, ProgressError};
 pub use relay::{HotDeadline, HotPermit, HotQueue, Jitter, OnStop, Relay, RelayOptions};
-pub use retry::{RetryPolicy, decide};
+pub use retry::decide;
 pub use sink::{Delivery, Sink};
 pub use source::{Claim, Claimed, Settlement, Source};
 pub use trace::{TRACEPARENT, TraceContext};

@@ -4,26 +4,26 @@ use std::fmt::Write;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 
-/// The offsets of one partition that a group is done with: everything below the watermark, and single runs above it.
+/// The offsets of one partition that a group is done with: everything below the watermark, and single ranges above it.
 ///
 /// Acks come out of order. A commit carries both parts, so that one hanging record neither stops its partition nor
 /// causes the records after it to be delivered again after a crash.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Progress {
     watermark: i64,
-    /// Start of each run above the watermark → its end (exclusive). Runs neither touch nor overlap.
-    runs: BTreeMap<i64, i64>,
+    /// Start of each range above the watermark → its end (exclusive). Ranges neither touch nor overlap.
+    ranges: BTreeMap<i64, i64>,
 }
 
 /// The text is not one that [`Progress::encode`] writes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("progress {0:?} is not a list of runs above its watermark")]
+#[error("progress {0:?} is not a list of acked ranges above its watermark")]
 pub struct ProgressError(String);
 
 impl Progress {
     /// Everything below this offset is done.
     pub fn at(watermark: i64) -> Self {
-        Self { watermark, runs: BTreeMap::new() }
+        Self { watermark, ranges: BTreeMap::new() }
     }
 
     /// The lowest offset that is not done.
@@ -33,7 +33,7 @@ impl Progress {
 
     /// True if this offset is done.
     pub fn is_done(&self, offset: i64) -> bool {
-        offset < self.watermark || self.runs.range(..=offset).next_back().is_some_and(|(_, end)| offset < *end)
+        offset < self.watermark || self.ranges.range(..=offset).next_back().is_some_and(|(_, end)| offset < *end)
     }
 
     /// Marks an offset as done. Doing it twice is harmless.
@@ -43,43 +43,43 @@ impl Progress {
         }
         let mut start = offset;
         let mut end = offset + 1;
-        if let Some((&before, &before_end)) = self.runs.range(..offset).next_back()
+        if let Some((&before, &before_end)) = self.ranges.range(..offset).next_back()
             && before_end == offset
         {
             start = before;
         }
-        if let Some(after_end) = self.runs.remove(&end) {
+        if let Some(after_end) = self.ranges.remove(&end) {
             end = after_end;
         }
         if start == self.watermark {
             self.watermark = end;
         } else {
-            self.runs.insert(start, end);
+            self.ranges.insert(start, end);
         }
     }
 
-    /// How many runs there are above the watermark, which determines the length of the text.
-    pub fn runs(&self) -> usize {
-        self.runs.len()
+    /// How many ranges there are above the watermark, which determines the length of the text.
+    pub fn ranges(&self) -> usize {
+        self.ranges.len()
     }
 
-    /// The offsets done above the watermark, as text: pairs `distance+length` of the runs, each from the end of the one
+    /// The offsets done above the watermark, as text: pairs `distance+length` of the ranges, each from the end of the one
     /// before; or, where that is shorter, `=` and the bits of the offsets above the watermark in base64.
     ///
     /// Pairs are short when a few records hang, bits when every third one waits for the same endpoint.
     pub fn encode(&self) -> String {
-        let above = self.runs.last_key_value().map_or(0, |(_, end)| end - self.watermark - 1) as usize;
-        // A few runs stay readable for an operator who looks into the table.
-        match self.runs.len() > 16 && above.div_ceil(6) < 4 * self.runs.len() {
+        let above = self.ranges.last_key_value().map_or(0, |(_, end)| end - self.watermark - 1) as usize;
+        // A few ranges stay readable for an operator who looks into the table.
+        match self.ranges.len() > 16 && above.div_ceil(6) < 4 * self.ranges.len() {
             true => self.encode_bits(above),
             false => self.encode_runs(),
         }
     }
 
     fn encode_runs(&self) -> String {
-        let mut text = String::with_capacity(4 * self.runs.len());
+        let mut text = String::with_capacity(4 * self.ranges.len());
         let mut from = self.watermark;
-        for (&start, &end) in &self.runs {
+        for (&start, &end) in &self.ranges {
             let space = if text.is_empty() { "" } else { " " };
             // Writing to a text cannot fail.
             let _ = write!(text, "{space}{}+{}", start - from, end - start);
@@ -92,7 +92,7 @@ impl Progress {
         let mut bits = vec![0_u8; above.div_ceil(8)];
         // The watermark itself is not done, so the first bit is the offset after it.
         let first = self.watermark + 1;
-        for (&start, &end) in &self.runs {
+        for (&start, &end) in &self.ranges {
             for offset in (start - first) as usize..(end - first) as usize {
                 bits[offset / 8] |= 1 << (offset % 8);
             }
@@ -120,7 +120,7 @@ impl Progress {
             }
             let start = from.checked_add(i64::from(distance))?;
             let end = start.checked_add(i64::from(length))?;
-            progress.runs.insert(start, end);
+            progress.ranges.insert(start, end);
             from = end;
         }
         Some(progress)
@@ -138,7 +138,7 @@ impl Progress {
             match (offset < 8 * bits.len() && is_set(offset), start) {
                 (true, None) => start = Some(offset),
                 (false, Some(from)) => {
-                    progress.runs.insert(first + from as i64, first + offset as i64);
+                    progress.ranges.insert(first + from as i64, first + offset as i64);
                     start = None;
                 }
                 _ => {}
@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(progress.encode(), "2+3");
         progress.complete(5);
         progress.complete(6);
-        assert_eq!((progress.watermark(), progress.runs()), (10, 0));
+        assert_eq!((progress.watermark(), progress.ranges()), (10, 0));
     }
 
     #[test]

@@ -163,7 +163,10 @@ impl<S: Source, K: Sink<Item = S::Item>> Relay<S, K> {
             release_rest(&shared).await;
         };
         if timeout(Duration::from_secs(5), finish).await.is_err() {
-            tracing::warn!(relay = shared.name, "the store did not respond: claims end with their lease");
+            tracing::warn!(
+                relay = shared.name,
+                "the store did not respond: the items stay claimed until their leases end"
+            );
         }
     }
 }
@@ -217,7 +220,7 @@ async fn release_rest<S: Source>(shared: &Shared<S>) {
         tracing::warn!(
             relay = shared.name,
             error = error.chain(),
-            "failed to release claims: they end with their lease"
+            "failed to release claims: the items stay claimed until their leases end"
         );
     }
     if let Err(error) = shared.source.close().await {

@@ -1,68 +1,4 @@
-use std::time::Duration;
-
-use serde::{Deserialize, Serialize};
-
-use crate::backoff::doubled;
-use crate::{Disposition, FailureClass, Outcome, millis};
-
-/// How long to wait before the next attempt, and when to give up. Data, so that a config file can spell it; there all
-/// times are milliseconds.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
-pub enum RetryPolicy {
-    /// `min(max, base * 2^(n-1))`, spread by a factor in `[0.5, 1.5)` and capped at `max` again.
-    Exponential {
-        /// The delay after the first failure.
-        #[serde(with = "millis")]
-        base: Duration,
-        /// The longest delay.
-        #[serde(with = "millis")]
-        max: Duration,
-        /// `None`: never given up.
-        max_attempts: Option<u32>,
-    },
-    /// The same delay each time, without spread.
-    Fixed {
-        /// The delay after each failure.
-        #[serde(with = "millis")]
-        interval: Duration,
-        /// `None`: never given up.
-        max_attempts: Option<u32>,
-    },
-}
-
-impl Default for RetryPolicy {
-    fn default() -> Self {
-        Self::Exponential { base: Duration::from_millis(200), max: Duration::from_secs(60), max_attempts: Some(10) }
-    }
-}
-
-impl RetryPolicy {
-    /// Retries without a limit: for faults of the pipeline itself.
-    pub fn forever() -> Self {
-        Self::Exponential { base: Duration::from_millis(50), max: Duration::from_secs(5), max_attempts: None }
-    }
-
-    /// How many attempts there are; `None` if there is no limit.
-    pub fn max_attempts(&self) -> Option<u32> {
-        match self {
-            Self::Exponential { max_attempts, .. } | Self::Fixed { max_attempts, .. } => *max_attempts,
-        }
-    }
-
-    /// The delay after failed attempt number `attempt` (from 1). `jitter` is in `[0, 1)`.
-    pub fn delay(&self, attempt: u32, jitter: f64) -> Duration {
-        match self {
-            Self::Fixed { interval, .. } => *interval,
-            Self::Exponential { .. } if attempt == 0 => Duration::ZERO,
-            Self::Exponential { base, max, .. } => {
-                let seconds = doubled(*base, *max, attempt - 1).as_secs_f64() * (0.5 + jitter);
-                // Fails if a delay is too long for its type, as with a `max` of `Duration::MAX`.
-                Duration::try_from_secs_f64(seconds).map_or(*max, |spread| spread.min(*max))
-            }
-        }
-    }
-}
+use crate::{Disposition, FailureClass, Outcome, RetryPolicy};
 
 /// Decides what follows from an outcome. Pure: randomness is a parameter, `jitter` in `[0, 1)`.
 ///
@@ -87,6 +23,8 @@ pub fn decide(policy: &RetryPolicy, attempt: u32, budget: Option<u32>, outcome: 
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::Failure;
     use proptest::prelude::*;

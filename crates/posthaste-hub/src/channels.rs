@@ -226,7 +226,12 @@ impl Channels {
     fn refuse(&self, event_type: &str, error: ChannelError) {
         let mut refused = lock(&self.0.refused);
         if refused.len() >= self.0.settings.bus.max_channels {
-            return tracing::error!(%error, "rows of this type stay in the outbox: too many event types are refused");
+            let refused = refused.len();
+            return tracing::error!(
+                %error,
+                refused,
+                "rows of this event type stay pending, because too many types are refused: delete them, or raise bus.max_channels"
+            );
         }
         tracing::error!(%error, "event type refused: its outbox rows become dead");
         refused.insert(event_type.to_owned());

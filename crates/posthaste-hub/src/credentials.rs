@@ -59,7 +59,10 @@ pub(crate) fn with_old_secret(new: AuthIn, old: &AuthIn) -> Result<AuthIn, Field
         (AuthIn::JwtHeader { .. }, AuthIn::HeaderToken { token } | AuthIn::JwtHeader { token }) => {
             Ok(AuthIn::JwtHeader { token: token.clone() })
         }
-        _ => Err(FieldError::new("auth", "has another type than before: give its secret, too")),
+        // Every type by name, so that a new type does not compile before it has a rule above.
+        (AuthIn::None {} | AuthIn::BasicAuth { .. } | AuthIn::HeaderToken { .. } | AuthIn::JwtHeader { .. }, _) => {
+            Err(FieldError::new("auth", "has another type than before: give its secret, too"))
+        }
     }
 }
 

@@ -187,7 +187,7 @@ impl Registrations {
             endpoint_digest: self.digest(&endpoint),
             endpoint: masked_endpoint(&new.endpoint),
             payload_type: payload_type_name(new.payload_type).to_owned(),
-            auth_type: auth_type(&credentials.auth.public()).to_owned(),
+            auth_type: credentials.auth.public().type_name().to_owned(),
             credentials_sealed: credentials.seal(&self.sealer, &id.to_string())?,
             header_names: credentials.headers.into_iter().map(|(name, _)| name).collect(),
             timeout: new.timeout,
@@ -231,7 +231,7 @@ impl Registrations {
         // Without the key, the type of the credentials can still be shown.
         let auth = match self.opened(&subscription) {
             Ok(credentials) => credentials.auth.public(),
-            Err(_) => sealed_auth(&subscription),
+            Err(_) => AuthOut::of_type(&subscription.fields.auth_type),
         };
         let definition = self.registry.definition(&subscription.fields.definition_id).await?;
         let definition = definition.ok_or(RegistryError::NotFound)?;
@@ -269,7 +269,7 @@ fn is_permanent(error: &RegistrationError) -> bool {
 fn keeps_secrets(new: &NewSubscription, before: &SubscriptionFields) -> bool {
     let keeps_auth = match &new.auth {
         Some(auth) => auth.keeps_secret(),
-        None => before.auth_type != auth_type(&AuthOut::None),
+        None => before.auth_type != AuthOut::None.type_name(),
     };
     let keeps_headers = match &new.headers {
         Some(headers) => headers.0.iter().any(|(_, value)| value == MASK),
@@ -313,24 +313,6 @@ fn with_stored(
             errors.extend(headers.err());
             Err(RegistrationError::Invalid(errors))
         }
-    }
-}
-
-fn sealed_auth(subscription: &hub_store::Subscription) -> AuthOut {
-    match subscription.fields.auth_type.as_str() {
-        "BASIC_AUTH" => AuthOut::BasicAuth { username: String::new() },
-        "HEADER_TOKEN" => AuthOut::HeaderToken,
-        "JWT_HEADER" => AuthOut::JwtHeader,
-        _ => AuthOut::None,
-    }
-}
-
-fn auth_type(auth: &AuthOut) -> &'static str {
-    match auth {
-        AuthOut::None => "NONE",
-        AuthOut::BasicAuth { .. } => "BASIC_AUTH",
-        AuthOut::HeaderToken => "HEADER_TOKEN",
-        AuthOut::JwtHeader => "JWT_HEADER",
     }
 }
 

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::attempt_log::{AttemptLog, Described};
 use crate::supervisor::Supervisor;
-use crate::watched::{Counts, Progress, Watched};
+use crate::watched::{Counts, RelayProgress, Watched};
 
 /// Makes a new source for a relay after a panic.
 pub(crate) type MakeSource<S> = Box<dyn Fn() -> MadeSource<S> + Send + Sync>;
@@ -18,7 +18,7 @@ type MadeSource<S> = Pin<Box<dyn Future<Output = Result<S, StoreError>> + Send>>
 #[derive(Clone, Default)]
 pub(crate) struct Relays {
     supervisor: Supervisor,
-    progress: Arc<Mutex<BTreeMap<String, Arc<Progress>>>>,
+    progress: Arc<Mutex<BTreeMap<String, Arc<RelayProgress>>>>,
     log: Arc<AttemptLog>,
 }
 
@@ -36,7 +36,7 @@ impl Relays {
         K: Sink<Item = S::Item>,
     {
         let name: Arc<str> = name.into().into();
-        let progress = Arc::new(Progress::default());
+        let progress = Arc::new(RelayProgress::default());
         lock(&self.progress).insert(name.to_string(), progress.clone());
         let task = Arc::new(RelayTask {
             name: name.clone(),
@@ -79,7 +79,7 @@ struct RelayTask<S: Source, K> {
     make: MakeSource<S>,
     sink: Arc<K>,
     options: RelayOptions,
-    progress: Arc<Progress>,
+    progress: Arc<RelayProgress>,
     log: Arc<AttemptLog>,
     /// The source of the first start.
     first: Mutex<Option<S>>,

@@ -9,7 +9,7 @@ use crate::attempt_log::{AttemptLog, Described};
 
 /// The progress of a relay, for readiness.
 #[derive(Default)]
-pub(crate) struct Progress {
+pub(crate) struct RelayProgress {
     settled: AtomicU64,
     completed: AtomicU64,
     /// The last attempt failed because of a dependency.
@@ -24,7 +24,7 @@ pub(crate) struct Counts {
     pub(crate) completed: u64,
 }
 
-impl Progress {
+impl RelayProgress {
     pub(crate) fn counts(&self) -> Counts {
         Counts { settled: self.settled.load(Ordering::Relaxed), completed: self.completed.load(Ordering::Relaxed) }
     }
@@ -54,12 +54,12 @@ impl Progress {
 pub(crate) struct Watched<S> {
     relay: Arc<str>,
     source: S,
-    progress: Arc<Progress>,
+    progress: Arc<RelayProgress>,
     log: Arc<AttemptLog>,
 }
 
 impl<S> Watched<S> {
-    pub(crate) fn new(relay: Arc<str>, source: S, progress: Arc<Progress>, log: Arc<AttemptLog>) -> Self {
+    pub(crate) fn new(relay: Arc<str>, source: S, progress: Arc<RelayProgress>, log: Arc<AttemptLog>) -> Self {
         Self { relay, source, progress, log }
     }
 }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::extract::{Body, Params, Segment, id};
 use crate::paging;
-use crate::problem::Answer;
+use crate::problem::ErrorResponse;
 use crate::router::App;
 
 /// How long a caller may wait for the results of a replay.
@@ -37,7 +37,7 @@ pub(crate) struct ListParams {
 pub(crate) async fn list(
     State(app): State<App>,
     Params(filter): Params<ListParams>,
-) -> Result<axum::Json<DeadLetterPage>, Answer> {
+) -> Result<axum::Json<DeadLetterPage>, ErrorResponse> {
     Ok(axum::Json(app.hub.dead_letters(&filter).await?))
 }
 
@@ -108,9 +108,9 @@ fn time(field: &str, text: Option<String>, errors: &mut Vec<FieldError>) -> Opti
 pub(crate) async fn get(
     State(app): State<App>,
     Segment(path): Segment,
-) -> Result<axum::Json<DeadLetterDetail>, Answer> {
+) -> Result<axum::Json<DeadLetterDetail>, ErrorResponse> {
     let detail = app.hub.dead_letter(id(&path, "dead letter")?).await?;
-    detail.map(axum::Json).ok_or_else(|| Answer::not_found("dead letter"))
+    detail.map(axum::Json).ok_or_else(|| ErrorResponse::not_found("dead letter"))
 }
 
 #[derive(Deserialize)]
@@ -132,7 +132,7 @@ pub(crate) async fn replay(
     State(app): State<App>,
     Params(wait): Params<ReplayParams>,
     Body(replay): Body<ReplayIn>,
-) -> Result<Response, Answer> {
+) -> Result<Response, ErrorResponse> {
     let answer = app.hub.replay(&replay.ids, replay.reason, wait).await?;
     let status = if wait.is_some() { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok((status, axum::Json(answer)).into_response())

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::extract::{JsonText, Params, Segment};
-use crate::problem::{Answer, Code};
+use crate::problem::{Code, ErrorResponse};
 use crate::router::App;
 
 /// Publishes one event: 202 if it is committed now, 200 if it was committed before.
@@ -19,7 +19,7 @@ pub(crate) async fn publish(
     State(app): State<App>,
     headers: HeaderMap,
     JsonText(text): JsonText,
-) -> Result<Response, Answer> {
+) -> Result<Response, ErrorResponse> {
     let event = read_json_with::<EventIn>(&text, |event| add_idempotency_key(event, &headers))?;
     let event_id = event.id().to_owned();
     let accepted = app.hub.ingest().publish(vec![event], false).await?.pop();
@@ -27,7 +27,7 @@ pub(crate) async fn publish(
         Some(Accepted::Stored) => StatusCode::ACCEPTED,
         Some(Accepted::Known) => StatusCode::OK,
         Some(refused) => return Err(refusal(refused, &event_id)),
-        None => return Err(Answer::of(Code::Internal, "the event has no result")),
+        None => return Err(ErrorResponse::of(Code::Internal, "the event has no result")),
     };
     Ok((status, axum::Json(PublishOut { event_id })).into_response())
 }
@@ -71,14 +71,15 @@ pub(crate) async fn publish_batch(
     State(app): State<App>,
     Params(params): Params<BatchParams>,
     JsonText(text): JsonText,
-) -> Result<Response, Answer> {
-    let items: Vec<&RawValue> = serde_json::from_slice(&text)
-        .map_err(|error| Answer::of(Code::Malformed, format!("the body is not a JSON array of events: {error}")))?;
+) -> Result<Response, ErrorResponse> {
+    let items: Vec<&RawValue> = serde_json::from_slice(&text).map_err(|error| {
+        ErrorResponse::of(Code::Malformed, format!("the body is not a JSON array of events: {error}"))
+    })?;
     if items.len() > MAX_BATCH {
         let detail = format!("the batch has {} events, more than {MAX_BATCH}: send it in parts", items.len());
-        return Err(Answer::of(Code::TooLarge, detail));
+        return Err(ErrorResponse::of(Code::TooLarge, detail));
     }
-    let events: Vec<Result<Event, Answer>> = items.iter().map(|item| event(item)).collect();
+    let events: Vec<Result<Event, ErrorResponse>> = items.iter().map(|item| event(item)).collect();
     let results = match params.atomic {
         true => store_all(&app, events).await?,
         false => store_each(&app, events).await?,
@@ -86,13 +87,13 @@ pub(crate) async fn publish_batch(
     Ok((StatusCode::ACCEPTED, axum::Json(BatchOut { results })).into_response())
 }
 
-fn event(item: &RawValue) -> Result<Event, Answer> {
+fn event(item: &RawValue) -> Result<Event, ErrorResponse> {
     Ok(read_json::<EventIn>(item.get().as_bytes())?)
 }
 
-async fn store_each(app: &App, events: Vec<Result<Event, Answer>>) -> Result<Vec<BatchItem>, Answer> {
+async fn store_each(app: &App, events: Vec<Result<Event, ErrorResponse>>) -> Result<Vec<BatchItem>, ErrorResponse> {
     let mut good = Vec::with_capacity(events.len());
-    let mut results: Vec<Result<String, Answer>> = Vec::with_capacity(events.len());
+    let mut results: Vec<Result<String, ErrorResponse>> = Vec::with_capacity(events.len());
     for event in events {
         results.push(event.map(|event| {
             let id = event.id().to_owned();
@@ -101,19 +102,19 @@ async fn store_each(app: &App, events: Vec<Result<Event, Answer>>) -> Result<Vec
         }));
     }
     let mut accepted = app.hub.ingest().publish(good, false).await?.into_iter();
-    let item = |result: Result<String, Answer>| match result {
+    let item = |result: Result<String, ErrorResponse>| match result {
         Ok(event_id) => match accepted.next() {
             Some(Accepted::Stored) => BatchItem::Stored { event_id, status: 202 },
             Some(Accepted::Known) => BatchItem::Stored { event_id, status: 200 },
             Some(other) => refused(refusal(other, &event_id)),
-            None => refused(Answer::of(Code::Internal, "the event has no result")),
+            None => refused(ErrorResponse::of(Code::Internal, "the event has no result")),
         },
         Err(answer) => refused(answer),
     };
     Ok(results.into_iter().map(item).collect())
 }
 
-async fn store_all(app: &App, events: Vec<Result<Event, Answer>>) -> Result<Vec<BatchItem>, Answer> {
+async fn store_all(app: &App, events: Vec<Result<Event, ErrorResponse>>) -> Result<Vec<BatchItem>, ErrorResponse> {
     let mut good = Vec::with_capacity(events.len());
     let mut errors = Vec::new();
     for (index, event) in events.into_iter().enumerate() {
@@ -123,7 +124,7 @@ async fn store_all(app: &App, events: Vec<Result<Event, Answer>>) -> Result<Vec<
         }
     }
     if !errors.is_empty() {
-        return Err(Answer::invalid_as(Code::BatchRefused, errors));
+        return Err(ErrorResponse::invalid_as(Code::BatchRefused, errors));
     }
     let ids: Vec<String> = good.iter().map(|event| event.id().to_owned()).collect();
     let accepted = app.hub.ingest().publish(good, true).await?;
@@ -140,26 +141,29 @@ async fn store_all(app: &App, events: Vec<Result<Event, Answer>>) -> Result<Vec<
     }
     match errors.is_empty() {
         true => Ok(results),
-        false => Err(Answer::invalid_as(Code::BatchRefused, errors)),
+        false => Err(ErrorResponse::invalid_as(Code::BatchRefused, errors)),
     }
 }
 
-fn refusal(accepted: Accepted, event_id: &str) -> Answer {
+fn refusal(accepted: Accepted, event_id: &str) -> ErrorResponse {
     match accepted {
-        Accepted::Refused(error) => Answer::from(error),
+        Accepted::Refused(error) => ErrorResponse::from(error),
         _ => {
             let detail = format!("event id {event_id:?} belongs to a stored event with another type or payload");
-            Answer::of(Code::EventIdConflict, detail)
+            ErrorResponse::of(Code::EventIdConflict, detail)
         }
     }
 }
 
-fn refused(answer: Answer) -> BatchItem {
+fn refused(answer: ErrorResponse) -> BatchItem {
     let problem = answer.into_problem();
     BatchItem::Refused { status: problem.status, code: problem.code, detail: problem.detail.unwrap_or(problem.title) }
 }
 
 /// Returns where an event is in the pipeline.
-pub(crate) async fn trace(State(app): State<App>, Segment(id): Segment) -> Result<axum::Json<EventTrace>, Answer> {
-    app.hub.trace(&id).await?.map(axum::Json).ok_or_else(|| Answer::not_found("event"))
+pub(crate) async fn trace(
+    State(app): State<App>,
+    Segment(id): Segment,
+) -> Result<axum::Json<EventTrace>, ErrorResponse> {
+    app.hub.trace(&id).await?.map(axum::Json).ok_or_else(|| ErrorResponse::not_found("event"))
 }

@@ -8,7 +8,7 @@ use posthaste_api::input::{detail, gather};
 use posthaste_api::{FieldError, Input, read_json};
 use uuid::Uuid;
 
-use crate::problem::{Answer, Code};
+use crate::problem::{Code, ErrorResponse};
 
 /// How long a body may take to arrive. The router adds it to every request.
 #[derive(Clone, Copy)]
@@ -18,19 +18,25 @@ pub(crate) struct BodyTimeout(pub(crate) Duration);
 pub(crate) struct JsonText(pub(crate) Bytes);
 
 impl<S: Send + Sync> FromRequest<S> for JsonText {
-    type Rejection = Answer;
+    type Rejection = ErrorResponse;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, Answer> {
+    async fn from_request(request: Request, state: &S) -> Result<Self, ErrorResponse> {
         if !is_json(request.headers()) {
-            return Err(Answer::of(Code::UnsupportedMediaType, "send JSON, with content-type: application/json"));
+            return Err(ErrorResponse::of(
+                Code::UnsupportedMediaType,
+                "send JSON, with content-type: application/json",
+            ));
         }
         let limit = request.extensions().get::<BodyTimeout>().map_or(Duration::MAX, |limit| limit.0);
         let Ok(body) = tokio::time::timeout(limit, Bytes::from_request(request, state)).await else {
-            return Err(Answer::of(Code::RequestTimeout, "send the body faster, or in smaller requests"));
+            return Err(ErrorResponse::of(Code::RequestTimeout, "send the body faster, or in smaller requests"));
         };
         let body = body.map_err(|rejection| match rejection.status().as_u16() {
-            413 => Answer::of(Code::TooLarge, "send less: a single event, a smaller batch, or a reference to the data"),
-            _ => Answer::of(Code::Malformed, rejection.body_text()),
+            413 => ErrorResponse::of(
+                Code::TooLarge,
+                "send less: a single event, a smaller batch, or a reference to the data",
+            ),
+            _ => ErrorResponse::of(Code::Malformed, rejection.body_text()),
         })?;
         Ok(Self(body))
     }
@@ -40,9 +46,9 @@ impl<S: Send + Sync> FromRequest<S> for JsonText {
 pub(crate) struct Body<T: Input>(pub(crate) T::Checked);
 
 impl<S: Send + Sync, T: Input> FromRequest<S> for Body<T> {
-    type Rejection = Answer;
+    type Rejection = ErrorResponse;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, Answer> {
+    async fn from_request(request: Request, state: &S) -> Result<Self, ErrorResponse> {
         let JsonText(text) = JsonText::from_request(request, state).await?;
         Ok(Self(read_json::<T>(&text)?))
     }
@@ -61,10 +67,10 @@ fn is_json(headers: &HeaderMap) -> bool {
 pub(crate) struct Params<T: Input>(pub(crate) T::Checked);
 
 impl<S: Send + Sync, T: Input> FromRequestParts<S> for Params<T> {
-    type Rejection = Answer;
+    type Rejection = ErrorResponse;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Answer> {
-        read_query::<T>(parts.uri.query().unwrap_or_default()).map(Self).map_err(Answer::invalid)
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ErrorResponse> {
+        read_query::<T>(parts.uri.query().unwrap_or_default()).map(Self).map_err(ErrorResponse::invalid)
     }
 }
 
@@ -106,19 +112,19 @@ fn name_of(pair: &str) -> String {
 pub(crate) struct Segment(pub(crate) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Segment {
-    type Rejection = Answer;
+    type Rejection = ErrorResponse;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Answer> {
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ErrorResponse> {
         let segment = Path::<String>::from_request_parts(parts, state).await;
-        segment.map(|Path(text)| Self(text)).map_err(|error| Answer::of(Code::Malformed, error.body_text()))
+        segment.map(|Path(text)| Self(text)).map_err(|error| ErrorResponse::of(Code::Malformed, error.body_text()))
     }
 }
 
 /// Reads an id in a path. Returns `NotFound` for a text that is not a UUID.
-pub(crate) fn id(text: &str, what: &str) -> Result<Uuid, Answer> {
+pub(crate) fn id(text: &str, what: &str) -> Result<Uuid, ErrorResponse> {
     Uuid::parse_str(text).map_err(|_| {
         let shown: String = text.chars().take(64).collect();
-        Answer::of(
+        ErrorResponse::of(
             Code::NotFound,
             format!("there is no {what} with the id {shown:?}: ids are UUIDs, as lists show them"),
         )
@@ -126,7 +132,7 @@ pub(crate) fn id(text: &str, what: &str) -> Result<Uuid, Answer> {
 }
 
 /// The version that `If-Match` requires; `None` means any.
-pub(crate) fn expected_version(headers: &HeaderMap) -> Result<Option<i64>, Answer> {
+pub(crate) fn expected_version(headers: &HeaderMap) -> Result<Option<i64>, ErrorResponse> {
     let Some(value) = headers.get(header::IF_MATCH) else {
         return Ok(None);
     };
@@ -135,5 +141,5 @@ pub(crate) fn expected_version(headers: &HeaderMap) -> Result<Option<i64>, Answe
         return Ok(None);
     }
     let version = text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).and_then(|text| text.parse().ok());
-    version.map(Some).ok_or_else(|| Answer::of(Code::Stale, "If-Match is not an ETag that this server gave"))
+    version.map(Some).ok_or_else(|| ErrorResponse::of(Code::Stale, "If-Match is not an ETag that this server gave"))
 }

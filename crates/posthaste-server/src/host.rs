@@ -5,7 +5,7 @@ use axum::http::header;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use crate::problem::{Answer, Code};
+use crate::problem::{Code, ErrorResponse};
 
 /// Refuses requests whose Host header names another machine. Otherwise a foreign web page could point its own host name
 /// at this loopback server, and call it from a visitor's browser (DNS rebinding).
@@ -14,7 +14,7 @@ pub(crate) async fn refuse_foreign(request: Request, next: Next) -> Response {
     let host = host.or_else(|| request.uri().host());
     match host.is_some_and(is_this_machine) {
         true => next.run(request).await,
-        false => Answer::of(Code::ForeignHost, "call this server as localhost or 127.0.0.1").into_response(),
+        false => ErrorResponse::of(Code::ForeignHost, "call this server as localhost or 127.0.0.1").into_response(),
     }
 }
 

@@ -91,9 +91,9 @@ impl Code {
 
 /// A problem as a response.
 #[derive(Debug)]
-pub(crate) struct Answer(Box<Problem>);
+pub(crate) struct ErrorResponse(Box<Problem>);
 
-impl Answer {
+impl ErrorResponse {
     pub(crate) fn of(code: Code, detail: impl Into<String>) -> Self {
         let (word, status, title) = code.parts();
         Self(Box::new(Problem::new(status, word, title).detail(detail)))
@@ -118,7 +118,7 @@ impl Answer {
     }
 }
 
-impl IntoResponse for Answer {
+impl IntoResponse for ErrorResponse {
     fn into_response(self) -> Response {
         let status = StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let body = serde_json::to_vec(&self.0).unwrap_or_default();
@@ -136,7 +136,7 @@ impl IntoResponse for Answer {
     }
 }
 
-impl From<InputError> for Answer {
+impl From<InputError> for ErrorResponse {
     fn from(error: InputError) -> Self {
         match error {
             InputError::Malformed(why) => Self::of(Code::Malformed, why),
@@ -146,7 +146,7 @@ impl From<InputError> for Answer {
     }
 }
 
-impl From<&StoreError> for Answer {
+impl From<&StoreError> for ErrorResponse {
     fn from(error: &StoreError) -> Self {
         tracing::error!(error = error.chain(), "a request failed");
         match error.kind() {
@@ -161,13 +161,13 @@ impl From<&StoreError> for Answer {
     }
 }
 
-impl From<StoreError> for Answer {
+impl From<StoreError> for ErrorResponse {
     fn from(error: StoreError) -> Self {
         Self::from(&error)
     }
 }
 
-impl From<IngestError> for Answer {
+impl From<IngestError> for ErrorResponse {
     fn from(error: IngestError) -> Self {
         match error {
             IngestError::Store(error) => Self::from(error.as_ref()),
@@ -176,7 +176,7 @@ impl From<IngestError> for Answer {
     }
 }
 
-impl From<ChannelError> for Answer {
+impl From<ChannelError> for ErrorResponse {
     fn from(error: ChannelError) -> Self {
         let code = match &error {
             ChannelError::Collision { .. } => Code::EventTypeCollision,
@@ -187,7 +187,7 @@ impl From<ChannelError> for Answer {
     }
 }
 
-impl From<RegistrationError> for Answer {
+impl From<RegistrationError> for ErrorResponse {
     fn from(error: RegistrationError) -> Self {
         let text = error.to_string();
         match error {

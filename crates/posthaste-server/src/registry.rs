@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::extract::{Body, Params, Segment, expected_version, id};
 use crate::paging;
-use crate::problem::Answer;
+use crate::problem::ErrorResponse;
 use crate::router::App;
 
 /// One page of a list.
@@ -67,7 +67,7 @@ impl Input for SubscriptionParams {
 pub(crate) async fn list_definitions(
     State(app): State<App>,
     Params(request): Params<DefinitionParams>,
-) -> Result<Response, Answer> {
+) -> Result<Response, ErrorResponse> {
     let listed = app.hub.registrations().definitions(request.clone()).await?;
     Ok(page(listed, &request, |definition| definition.id))
 }
@@ -75,12 +75,12 @@ pub(crate) async fn list_definitions(
 pub(crate) async fn create_definition(
     State(app): State<App>,
     Body((key, description)): Body<DefinitionIn>,
-) -> Result<Response, Answer> {
+) -> Result<Response, ErrorResponse> {
     let created = app.hub.registrations().create_definition(key, description).await?;
     Ok(versioned(StatusCode::CREATED, created))
 }
 
-pub(crate) async fn get_definition(State(app): State<App>, Segment(path): Segment) -> Result<Response, Answer> {
+pub(crate) async fn get_definition(State(app): State<App>, Segment(path): Segment) -> Result<Response, ErrorResponse> {
     let found = app.hub.registrations().definition(id(&path, "definition")?).await?;
     Ok(versioned(StatusCode::OK, found))
 }
@@ -90,7 +90,7 @@ pub(crate) async fn update_definition(
     Segment(path): Segment,
     headers: HeaderMap,
     Body((key, description)): Body<DefinitionIn>,
-) -> Result<Response, Answer> {
+) -> Result<Response, ErrorResponse> {
     let (id, expected) = (id(&path, "definition")?, expected_version(&headers)?);
     let updated = app.hub.registrations().update_definition(id, key, description, expected).await?;
     Ok(versioned(StatusCode::OK, updated))
@@ -100,7 +100,7 @@ pub(crate) async fn delete_definition(
     State(app): State<App>,
     Segment(path): Segment,
     headers: HeaderMap,
-) -> Result<StatusCode, Answer> {
+) -> Result<StatusCode, ErrorResponse> {
     let expected = expected_version(&headers)?;
     app.hub.registrations().delete_definition(id(&path, "definition")?, expected).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -109,7 +109,7 @@ pub(crate) async fn delete_definition(
 pub(crate) async fn list_subscriptions(
     State(app): State<App>,
     Params((filter, request)): Params<SubscriptionParams>,
-) -> Result<Response, Answer> {
+) -> Result<Response, ErrorResponse> {
     let listed = app.hub.registrations().subscriptions(&filter, request.clone()).await?;
     Ok(page(listed, &request, |subscription| subscription.id))
 }
@@ -118,14 +118,17 @@ pub(crate) async fn list_subscriptions(
 pub(crate) async fn create_subscription(
     State(app): State<App>,
     Body(new): Body<SubscriptionRequest>,
-) -> Result<Response, Answer> {
+) -> Result<Response, ErrorResponse> {
     Ok(match app.hub.registrations().create_subscription(new).await? {
         Created::New(subscription) => versioned(StatusCode::CREATED, subscription),
         Created::Existing(subscription) => versioned(StatusCode::OK, subscription),
     })
 }
 
-pub(crate) async fn get_subscription(State(app): State<App>, Segment(path): Segment) -> Result<Response, Answer> {
+pub(crate) async fn get_subscription(
+    State(app): State<App>,
+    Segment(path): Segment,
+) -> Result<Response, ErrorResponse> {
     let found = app.hub.registrations().subscription(id(&path, "subscription")?).await?;
     Ok(versioned(StatusCode::OK, found))
 }
@@ -135,7 +138,7 @@ pub(crate) async fn update_subscription(
     Segment(path): Segment,
     headers: HeaderMap,
     Body(new): Body<SubscriptionReplacement>,
-) -> Result<Response, Answer> {
+) -> Result<Response, ErrorResponse> {
     let (id, expected) = (id(&path, "subscription")?, expected_version(&headers)?);
     let updated = app.hub.registrations().update_subscription(id, new, expected).await?;
     Ok(versioned(StatusCode::OK, updated))
@@ -145,7 +148,7 @@ pub(crate) async fn delete_subscription(
     State(app): State<App>,
     Segment(path): Segment,
     headers: HeaderMap,
-) -> Result<StatusCode, Answer> {
+) -> Result<StatusCode, ErrorResponse> {
     let expected = expected_version(&headers)?;
     app.hub.registrations().delete_subscription(id(&path, "subscription")?, expected).await?;
     Ok(StatusCode::NO_CONTENT)

@@ -9,7 +9,7 @@ use posthaste_hub::Hub;
 
 use crate::connections::ClientLimits;
 use crate::extract::BodyTimeout;
-use crate::problem::{Answer, Code};
+use crate::problem::{Code, ErrorResponse};
 use crate::{dead_letters, events, health, host, registry};
 
 /// Enough for one event with the largest payload in base64 and the largest headers.
@@ -51,9 +51,9 @@ pub(crate) fn router(hub: Arc<Hub>, metrics: PrometheusHandle, limits: ClientLim
         .route("/healthz", get(health::process))
         .route("/readyz", get(health::readiness))
         .route("/metrics", get(health::metrics))
-        .fallback(async || Answer::of(Code::NotFound, "there is nothing at this path"))
+        .fallback(async || ErrorResponse::of(Code::NotFound, "there is nothing at this path"))
         .method_not_allowed_fallback(async || {
-            Answer::of(Code::MethodNotAllowed, "this path does not support this method")
+            ErrorResponse::of(Code::MethodNotAllowed, "this path does not support this method")
         })
         .layer(limited(MAX_BODY))
         .layer(Extension(BodyTimeout(limits.body_timeout)))

@@ -51,7 +51,7 @@ async fn bad_requests_get_a_helpful_problem_document_and_store_nothing() {
         (("GET", "/api/dlt-messages/7", vec![], String::new()), 404, "not_found", "no dead letter with the id \"7\""),
         (("GET", "/api/events/unheard-of", vec![], String::new()), 404, "not_found", "event"),
         (("GET", "/api/nothing", vec![], String::new()), 404, "not_found", "path"),
-        (("DELETE", "/api/events", vec![], String::new()), 405, "method_not_allowed", "methods"),
+        (("DELETE", "/api/events", vec![], String::new()), 405, "method_not_allowed", "method"),
         (("GET", "/healthz", vec![("host", "evil.example")], String::new()), 403, "foreign_host", "localhost"),
     ];
     for ((method, path, headers, body), status, code, hint) in cases {

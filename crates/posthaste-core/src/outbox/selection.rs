@@ -85,7 +85,7 @@ pub fn select(candidates: &[Candidate]) -> Selection {
 fn select_suspects(first: &Candidate, candidates: &[Candidate]) -> Selection {
     let losses = first.losses();
     if losses >= DEAD_AFTER_LOSSES && first.ended_lease.is_some() {
-        let error = format!("lease_lost: {losses} processes that claimed it did not settle it");
+        let error = format!("lease_lost: {losses} claims of it ended without a settlement");
         return Selection { losses, dead: Some((first.position.seq, error)), ..Selection::default() };
     }
     let mut selection = Selection { losses, ..Selection::default() };
@@ -214,7 +214,7 @@ mod tests {
         let dead = lost(3, "p:1:started");
         assert_eq!((dead.claimed.len(), dead.losses), (0, 4));
         let (seq, error) = dead.dead.unwrap();
-        assert_eq!((seq, error.as_str()), (1, "lease_lost: 4 processes that claimed it did not settle it"));
+        assert_eq!((seq, error.as_str()), (1, "lease_lost: 4 claims of it ended without a settlement"));
     }
 
     #[test]

@@ -59,12 +59,12 @@ impl<S: Store> OutboxSource<S> {
     ) -> Result<(ClaimedRows, Option<Duration>), StoreError> {
         let leases_rows = self.table.mode().leases_rows();
         let (claim_id, started) = (request.claim_id.to_owned(), self.cursor.started_claim_id(number));
-        let unanswered = Unanswered::new(leases_rows.then_some(self), [claim_id.clone(), started.clone()]);
+        let pending = PendingClaim::new(leases_rows.then_some(self), [claim_id.clone(), started.clone()]);
         let claimed = in_time(&self.table, self.claim_rows(scan, began, request)).await;
         let (mut claimed, next_due) = match claimed {
             // The database reported that it changed nothing.
             Err(error) if error.kind() != FaultKind::OutcomeUnknown => {
-                unanswered.answered();
+                pending.answered();
                 return Err(error);
             }
             claimed => claimed?,
@@ -79,7 +79,7 @@ impl<S: Store> OutboxSource<S> {
             }
             claimed.rows.retain(|row| !row.is_suspect || marked.contains(&row.position.seq));
         }
-        unanswered.answered();
+        pending.answered();
         Ok((claimed, next_due))
     }
 
@@ -225,13 +225,13 @@ impl<S: Store> OutboxSource<S> {
                 }
             }
         }
-        self.dead_letter_unreadable(unreadable, token).await;
+        self.mark_unreadable_dead(unreadable, token).await;
         accepted
     }
 
     /// Marks rows that cannot be read as events as DEAD, so that they are not claimed again, and releases the rows
     /// after them. If that fails, a later claim tries again.
-    async fn dead_letter_unreadable(&self, unreadable: Unreadable, token: ClaimToken) {
+    async fn mark_unreadable_dead(&self, unreadable: Unreadable, token: ClaimToken) {
         let Unreadable { rows, blocked_rows, is_suspect, .. } = unreadable;
         if !rows.is_empty() {
             let fencing_token = match (self.table.mode() == Mode::SingleNode, is_suspect) {
@@ -248,7 +248,7 @@ impl<S: Store> OutboxSource<S> {
             if let Err(error) = in_time(&self.table, self.table.store().settle(&[fencing_token], &updates)).await {
                 tracing::warn!(
                     error = error.chain(),
-                    "failed to mark undecodable rows as DEAD: a later claim tries again"
+                    "failed to mark unreadable rows as DEAD: a later claim tries again"
                 );
             }
         }
@@ -258,7 +258,7 @@ impl<S: Store> OutboxSource<S> {
             if let Err(error) = in_time(&self.table, self.table.store().release(&leases)).await {
                 tracing::warn!(
                     error = error.chain(),
-                    "failed to release rows after an undecodable one: they wait until their leases end"
+                    "failed to release rows after an unreadable one: they wait until their leases end"
                 );
             }
         }
@@ -268,7 +268,7 @@ impl<S: Store> OutboxSource<S> {
         let table = self.table.store().table();
         let event = event.as_ref().ok().map(|(_, event)| event);
         let (id, event_type) = (event.map(crate::Event::id), event.map(crate::Event::event_type));
-        tracing::error!(%table, seq, id, event_type, "event is DEAD: every process that claimed it lost its lease");
+        tracing::error!(%table, seq, id, event_type, "event is DEAD: its leases were lost again and again, so it probably crashes its process");
     }
 
     /// Logs a failed attempt as a warning and a dead event as an error, never with the payload.
@@ -342,12 +342,12 @@ impl Unreadable {
 
 /// A running claim. If it is dropped before its result is known, its leases are released in the background. This
 /// process chose its claim ids, so it can do that without knowing which rows are leased.
-struct Unanswered<'a, S: Store> {
+struct PendingClaim<'a, S: Store> {
     source: Option<&'a OutboxSource<S>>,
     claim_ids: [String; 2],
 }
 
-impl<'a, S: Store> Unanswered<'a, S> {
+impl<'a, S: Store> PendingClaim<'a, S> {
     fn new(source: Option<&'a OutboxSource<S>>, claim_ids: [String; 2]) -> Self {
         Self { source, claim_ids }
     }
@@ -357,7 +357,7 @@ impl<'a, S: Store> Unanswered<'a, S> {
     }
 }
 
-impl<S: Store> Drop for Unanswered<'_, S> {
+impl<S: Store> Drop for PendingClaim<'_, S> {
     fn drop(&mut self) {
         if let Some(source) = self.source {
             let table = source.table.store().table();
