@@ -20,6 +20,7 @@ on_every_store! {
     a_lease_lost_before_its_delivery_started_is_not_counted,
     a_claim_whose_answer_was_lost_is_released_before_its_lease_ends,
     a_lease_from_before_the_clock_was_set_back_is_ignored,
+    an_owner_from_before_the_clock_was_set_back_is_replaced,
     next_due_is_the_end_of_another_nodes_lease,
     a_finished_attempt_clears_the_suspicion,
     a_process_does_not_reclaim_its_own_rows_after_a_clock_jump,
@@ -173,6 +174,17 @@ async fn a_lease_from_before_the_clock_was_set_back_is_ignored<H: Harness>(db: H
     let other = node(&db, Mode::MultiNode).await;
     assert_eq!(claimed_ids(&claim(&other, 10).await), ["1"], "claimed by another node at once");
     assert!(claim(&node(&db, Mode::MultiNode).await, 10).await.is_empty(), "the new lease is valid");
+}
+
+async fn an_owner_from_before_the_clock_was_set_back_is_replaced<H: Harness>(db: H) {
+    write(&writer(&db).await, &[named("1")]).await;
+    let died = node(&db, Mode::SingleNode).await;
+    assert_eq!(claim(&died, 1).await.len(), 1);
+    let other = node(&db, Mode::SingleNode).await;
+    assert!(claim(&other, 10).await.is_empty(), "the table has an owner");
+    db.tamper(Tamper::SetClockBack { by: HOUR }).await;
+    assert_eq!(claimed_ids(&claim(&other, 10).await), ["1"], "another node owns the table at once");
+    assert!(claim(&node(&db, Mode::SingleNode).await, 10).await.is_empty(), "the new ownership is valid");
 }
 
 async fn a_finished_attempt_clears_the_suspicion<H: Harness>(db: H) {
