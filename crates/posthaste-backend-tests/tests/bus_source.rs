@@ -9,7 +9,7 @@ use bytes::Bytes;
 use posthaste_backend_tests::{MemoryBus, MemorySink};
 use posthaste_core::bus::{Bus, Consumer, Record, Topics, route};
 use posthaste_core::{
-    BusItem, BusSource, BusSourceOptions, Decoded, Failure, FaultKind, Outcome, Relay, RelayOptions, RetryPolicy,
+    BusItem, BusSource, BusSourceOptions, Decoded, Failure, FaultKind, Load, Outcome, Relay, RelayOptions, RetryPolicy,
     StoreError,
 };
 use tokio_util::sync::CancellationToken;
@@ -56,7 +56,8 @@ impl World {
         let options = BusSourceOptions {
             decode: Box::new(|record| {
                 let text = String::from_utf8(record.value.to_vec()).map_err(|error| error.to_string())?;
-                Ok(Decoded { value: text, budget: None })
+                let fair_key = text.split(' ').next().map(Into::into);
+                Ok(Decoded { value: text, budget: None, fair_key })
             }),
             dead_letter: Some(Box::new(|item: &BusItem<String>, attempts, failure| Record {
                 topic: "dead".into(),
@@ -66,8 +67,7 @@ impl World {
                 headers: Vec::new(),
             })),
             defer_after: Duration::from_secs(2),
-            max_waiting: 1_000,
-            max_waiting_bytes: 1_000_000,
+            max_waiting: Load { items: 100, bytes: 1_000_000 },
         };
         let source = BusSource::new("group", refusing, consumer, Arc::new(bus.clone()), options);
         let relay = RelayOptions {
@@ -157,4 +157,27 @@ async fn an_unreadable_record_is_quarantined_and_the_others_are_delivered() {
     let quarantined = bus.quarantined();
     assert_eq!(quarantined.len(), 1);
     assert!(format!("{quarantined:?}").contains("utf-8"), "{quarantined:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn retries_that_exceed_the_share_of_their_key_are_deferred_and_others_wait_in_memory() {
+    let sink = Sink::answering(|item, attempt| {
+        let is_down = item.value.starts_with("down") || attempt == 1;
+        async move {
+            match is_down {
+                true => Outcome::Failed(Failure::transient("503", "down")),
+                false => Outcome::Delivered,
+            }
+        }
+    });
+    let down: Vec<String> = (0..100).map(|number| format!("down {number}")).collect();
+    let mut values: Vec<&[u8]> = down.iter().map(|value| value.as_bytes()).collect();
+    values.push(b"shaky");
+    let world = World::start(&values, &sink, 0).await;
+    let dead = world.dead(100).await;
+    let deferred = dead.iter().filter(|dead| dead.ends_with(" 1 503")).count();
+    assert_eq!(deferred, 89, "an eighth of what is left waits in memory");
+    assert_eq!(dead.iter().filter(|dead| dead.ends_with(" 3 503")).count(), 11, "the others had all attempts");
+    assert_eq!(world.stop().await, 0, "all records are acked");
+    assert_eq!(sink.started().len(), 89 + 3 * 11 + 2, "the record of another key is retried from memory");
 }

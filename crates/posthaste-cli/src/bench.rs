@@ -4,6 +4,8 @@ mod drain;
 mod embedded;
 mod engine;
 mod idle;
+mod isolation;
+mod server;
 mod subscriber;
 
 use anyhow::Context;
@@ -13,7 +15,7 @@ use crate::output::{self, Table};
 
 #[derive(clap::Args)]
 pub struct BenchOptions {
-    /// What to measure [default: everything]
+    /// What to measure [default: everything but isolation]
     #[arg(value_enum)]
     name: Option<Name>,
     /// Do a tenth of the work, for a rough result
@@ -31,6 +33,8 @@ enum Name {
     Embedded,
     /// Startup time, memory and CPU of an idle server
     Idle,
+    /// How bad endpoints affect the healthy ones
+    Isolation,
 }
 
 /// One measured value.
@@ -108,6 +112,10 @@ pub async fn run(options: BenchOptions) -> anyhow::Result<()> {
     }
     if selected(Name::Embedded) {
         figures.extend(measure("embedded", embedded::run(options.quick)).await?);
+    }
+    // Only by its name: it takes minutes.
+    if options.name == Some(Name::Isolation) {
+        figures.extend(measure("isolation", isolation::run(options.quick)).await?);
     }
     output::say(table(&figures));
     let report =

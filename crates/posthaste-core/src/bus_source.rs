@@ -1,5 +1,5 @@
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+mod waiting;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -8,12 +8,15 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use tokio::time::Instant;
 
+use self::waiting::Waiting;
 use crate::bus::{Bus, Consumer, Fetched, Poison, Position, Quarantine, Record};
-use crate::relay::LONGEST_WAIT;
 use crate::{
-    Claim, Claimed, Disposition, Failure, FailureClass, Settled, Settlement, Source, StoreError, Wakeup, lock,
-    metric_names,
+    Claim, Claimed, Disposition, Failure, FailureClass, Load, Settled, Settlement, Source, StoreError, Wakeup, lock,
+    metric_names, parts,
 };
+
+/// How many dead letters are published at once. Other records wait meanwhile.
+const PUBLISHED_AT_ONCE: Load = Load { items: 100, bytes: 2 * 1024 * 1024 };
 
 /// A bus as a [`Source`]: it claims the records that a group has not acked, and acks a record when it is settled.
 ///
@@ -43,10 +46,9 @@ pub struct BusSourceOptions<T> {
     pub dead_letter: Option<DeadLetter<T>>,
     /// An item whose next attempt is further away than this is deferred to the dead-letter topic.
     pub defer_after: Duration,
-    /// How many records may wait for a retry. At this limit no more are fetched.
-    pub max_waiting: usize,
-    /// How many bytes the waiting records may have. At this limit no more are fetched.
-    pub max_waiting_bytes: usize,
+    /// What may wait in memory for a retry. At this limit no more are fetched. With a dead-letter topic, retries that
+    /// exceed the share of their key are deferred to it.
+    pub max_waiting: Load,
 }
 
 /// A decoded record.
@@ -55,6 +57,8 @@ pub struct Decoded<T> {
     pub value: T,
     /// How many attempts the record has, if it sets its own limit.
     pub budget: Option<u32>,
+    /// Records with the same key share the room for waiting retries, so that one key leaves room for the others.
+    pub fair_key: Option<Arc<str>>,
 }
 
 /// One claimed record.
@@ -63,10 +67,13 @@ pub struct BusItem<T> {
     pub value: Arc<T>,
     /// The position of the record.
     pub position: Position,
-    /// The record as it was read, for the quarantine.
-    record: Arc<Fetched>,
+    /// The record as it was read, for the quarantine. A group with a dead-letter topic does not need it.
+    record: Option<Arc<Fetched>>,
+    fair_key: Option<Arc<str>>,
     /// When the first attempt failed.
     pub first_failed_at: Option<DateTime<Utc>>,
+    /// Why the last attempt failed.
+    last_failure: Option<Arc<Failure>>,
 }
 
 impl<T> Clone for BusItem<T> {
@@ -75,44 +82,12 @@ impl<T> Clone for BusItem<T> {
             value: self.value.clone(),
             position: self.position.clone(),
             record: self.record.clone(),
+            fair_key: self.fair_key.clone(),
             first_failed_at: self.first_failed_at,
+            last_failure: self.last_failure.clone(),
         }
     }
 }
-
-/// Records that are due again later, the earliest on top.
-struct Waiting<T> {
-    heap: BinaryHeap<Reverse<Due<T>>>,
-    next_number: u64,
-    bytes: usize,
-}
-
-struct Due<T> {
-    at: Instant,
-    /// Records that are due at the same time keep their order of arrival.
-    number: u64,
-    claimed: Claimed<BusItem<T>>,
-}
-
-impl<T> Ord for Due<T> {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.number).cmp(&(other.at, other.number))
-    }
-}
-
-impl<T> PartialOrd for Due<T> {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl<T> PartialEq for Due<T> {
-    fn eq(&self, other: &Self) -> bool {
-        self.number == other.number
-    }
-}
-
-impl<T> Eq for Due<T> {}
 
 impl<T: Send + Sync + 'static> BusSource<T> {
     /// Reads the records that the consumer of this group fetches, and publishes dead letters to the bus.
@@ -123,7 +98,7 @@ impl<T: Send + Sync + 'static> BusSource<T> {
         quarantine: Arc<dyn Quarantine>,
         options: BusSourceOptions<T>,
     ) -> Self {
-        let waiting = Mutex::new(Waiting { heap: BinaryHeap::new(), next_number: 0, bytes: 0 });
+        let waiting = Mutex::new(Waiting::new(options.max_waiting));
         Self { group: group.into(), bus, consumer, quarantine, options, waiting, unreadable: Mutex::default() }
     }
 
@@ -159,8 +134,10 @@ impl<T: Send + Sync + 'static> BusSource<T> {
                     let item = BusItem {
                         value: Arc::new(decoded.value),
                         position: record.position.clone(),
-                        record: Arc::new(record),
+                        record: self.options.dead_letter.is_none().then(|| Arc::new(record)),
+                        fair_key: decoded.fair_key,
                         first_failed_at: None,
+                        last_failure: None,
                     };
                     items.push(Claimed { budget: decoded.budget, ..Claimed::new(item, 1, bytes) });
                 }
@@ -212,34 +189,38 @@ impl<T: Send + Sync + 'static> BusSource<T> {
 
     /// Publishes these items to the dead-letter topic, or quarantines them if there is none. After an error the caller
     /// must try again with all of them. A second copy is harmless, because readers identify each by its id.
-    async fn dead_letter(&self, spent: &[(&Claimed<BusItem<T>>, &Failure)]) -> Result<(), StoreError> {
-        if spent.is_empty() {
+    async fn dead_letter(&self, to_dead_letter: &[(&Claimed<BusItem<T>>, &Failure)]) -> Result<(), StoreError> {
+        if to_dead_letter.is_empty() {
             return Ok(());
         }
         let Some(dead_letter) = &self.options.dead_letter else {
-            let poison = |(claimed, failure): &(&Claimed<BusItem<T>>, &Failure)| Poison {
-                record: (*claimed.item.record).clone(),
-                reason: failure.to_string(),
+            let poison = |(claimed, failure): &(&Claimed<BusItem<T>>, &Failure)| {
+                let record = claimed.item.record.as_deref()?.clone();
+                Some(Poison { record, reason: failure.to_string() })
             };
-            let poison: Vec<_> = spent.iter().map(poison).collect();
+            let poison: Vec<_> = to_dead_letter.iter().filter_map(poison).collect();
             return self.quarantine.quarantine(&self.group, &poison).await;
         };
         let record = |(claimed, failure): &(&Claimed<BusItem<T>>, &Failure)| {
-            // An outage means that the attempt could not be made, so it does not count.
-            let made = claimed.attempt - u32::from(failure.class == FailureClass::Outage);
-            dead_letter(&claimed.item, made, failure)
+            // An outage means that the attempt could not be made, so it does not count. The operator sees why the last
+            // attempt that was made failed.
+            let is_outage = failure.class == FailureClass::Outage;
+            let made = claimed.attempt - u32::from(is_outage);
+            match claimed.item.last_failure.as_deref().filter(|_| is_outage) {
+                Some(last) => {
+                    let causes: Vec<String> = last.cause.iter().cloned().chain([failure.to_string()]).collect();
+                    dead_letter(&claimed.item, made, &last.clone().cause(causes.join("; ")))
+                }
+                None => dead_letter(&claimed.item, made, failure),
+            }
         };
-        let published = self.bus.publish(spent.iter().map(record).collect()).await;
-        match published.into_iter().find_map(Result::err) {
-            None => Ok(()),
-            Some(error) => Err(StoreError::new("publish dead letters", error.kind(), error)),
+        for part in parts(to_dead_letter, PUBLISHED_AT_ONCE, |(claimed, _)| claimed.bytes) {
+            let published = self.bus.publish(part.into_iter().map(record).collect()).await;
+            if let Some(error) = published.into_iter().find_map(Result::err) {
+                return Err(StoreError::new("publish dead letters", error.kind(), error));
+            }
         }
-    }
-
-    /// True if the limits on waiting records allow another fetch.
-    fn has_room(&self) -> bool {
-        let waiting = lock(&self.waiting);
-        waiting.heap.len() < self.options.max_waiting && waiting.bytes < self.options.max_waiting_bytes
+        Ok(())
     }
 }
 
@@ -263,24 +244,6 @@ impl<T: Send + Sync + 'static> Drop for Kept<'_, T> {
     }
 }
 
-impl<T> Waiting<T> {
-    fn put(&mut self, wait: Duration, claimed: Claimed<BusItem<T>>) {
-        self.next_number += 1;
-        self.bytes += claimed.bytes;
-        let at = Instant::now() + wait.min(LONGEST_WAIT);
-        self.heap.push(Reverse(Due { at, number: self.next_number, claimed }));
-    }
-
-    fn take_due(&mut self, now: Instant, limit: usize) -> Vec<Claimed<BusItem<T>>> {
-        let mut due = Vec::new();
-        while due.len() < limit && self.heap.peek().is_some_and(|Reverse(next)| next.at <= now) {
-            due.extend(self.heap.pop().map(|Reverse(next)| next.claimed));
-        }
-        self.bytes -= due.iter().map(|claimed| claimed.bytes).sum::<usize>();
-        due
-    }
-}
-
 #[async_trait]
 impl<T: Send + Sync + 'static> Source for BusSource<T> {
     type Item = BusItem<T>;
@@ -288,7 +251,7 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
     async fn claim(&self, limit: usize) -> Result<Claim<Self::Item>, StoreError> {
         let mut kept = self.due_again(limit).await?;
         let mut full = false;
-        if kept.items.len() < limit && self.has_room() {
+        if kept.items.len() < limit && lock(&self.waiting).has_room() {
             match self.fetch(limit - kept.items.len()).await {
                 Ok((fetched, is_full)) => {
                     kept.items.extend(fetched);
@@ -301,35 +264,36 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
             }
         }
         self.isolate().await;
-        let next =
-            lock(&self.waiting).heap.peek().map(|Reverse(next)| next.at.saturating_duration_since(Instant::now()));
+        let next = lock(&self.waiting).next_due();
         // A full fetch with unreadable records returns fewer items than the limit, although there may be more.
         let next_due = if full { Some(Duration::ZERO) } else { next };
         Ok(Claim { items: kept.into_items(), next_due })
     }
 
     async fn settle(&self, settlements: &[Settlement<'_, Self::Item>]) -> Result<Vec<Settled>, StoreError> {
-        let defer_after = self.options.dead_letter.as_ref().map(|_| self.options.defer_after);
-        let spent: Vec<_> = settlements
-            .iter()
-            .filter_map(|settlement| {
-                failure_to_dead_letter(settlement.disposition, defer_after).map(|failure| (settlement.claimed, failure))
+        let verdicts = self.verdicts(settlements);
+        let verdicts_of = || settlements.iter().zip(&verdicts);
+        let mut to_dead_letter: Vec<_> = verdicts_of()
+            .filter_map(|(settlement, verdict)| match verdict {
+                Verdict::DeadLetter(failure) => Some((settlement.claimed, *failure)),
+                _ => None,
             })
             .collect();
-        self.dead_letter(&spent).await?;
-        let mut acked = Vec::new();
-        let mut again = Vec::new();
+        // In the order of their records: a full lane refuses many at the same moment.
+        to_dead_letter.sort_by_key(|(claimed, _)| {
+            let position = &claimed.item.position;
+            (&position.topic, position.partition, position.offset)
+        });
+        self.dead_letter(&to_dead_letter).await?;
+        let (mut acked, mut again) = (Vec::new(), Vec::new());
         let mut settled = vec![Settled::Applied; settlements.len()];
-        for (index, settlement) in settlements.iter().enumerate() {
-            let disposition = settlement.disposition;
-            match disposition {
-                Disposition::Retry { after, counted, .. }
-                    if failure_to_dead_letter(disposition, defer_after).is_none() =>
-                {
-                    again.push((*after, next_attempt(settlement.claimed, *counted)));
+        for (index, (settlement, verdict)) in verdicts_of().enumerate() {
+            match verdict {
+                Verdict::Wait { after, counted, failure } => {
+                    again.push((*after, next_attempt(settlement.claimed, *counted, *failure)));
                 }
                 // Delivered, or dead-lettered by now.
-                _ => acked.push(index),
+                Verdict::Ack | Verdict::DeadLetter(_) => acked.push(index),
             }
         }
         let positions: Vec<_> = acked.iter().map(|&index| &settlements[index].claimed.item.position).collect();
@@ -370,24 +334,43 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
     }
 }
 
-/// The failure of an item that is dead. With a dead-letter topic, also the failure of an item that must not wait in
-/// memory: because the wait is too long, or because the attempt could not be made and would be retried here for ever,
-/// uncounted.
-fn failure_to_dead_letter(disposition: &Disposition, defer_after: Option<Duration>) -> Option<&Failure> {
-    match (disposition, defer_after) {
-        (Disposition::Dead(failure), _) => Some(failure),
-        (Disposition::Retry { after, counted, failure: Some(failure) }, Some(longest))
-            if !counted || *after > longest =>
-        {
-            Some(failure)
-        }
-        _ => None,
+/// What happens to a record.
+enum Verdict<'a> {
+    Ack,
+    DeadLetter(&'a Failure),
+    Wait { after: Duration, counted: bool, failure: Option<&'a Failure> },
+}
+
+impl<T: Send + Sync + 'static> BusSource<T> {
+    /// Decides for each settlement. With a dead-letter topic, an item goes there too if it must not wait in memory:
+    /// because the wait is too long, because there is no room, or because the attempt could not be made and would be
+    /// retried here for ever, uncounted.
+    fn verdicts<'a>(&self, settlements: &[Settlement<'a, BusItem<T>>]) -> Vec<Verdict<'a>> {
+        let mut shares = self.options.dead_letter.as_ref().map(|_| lock(&self.waiting).shares());
+        let mut verdict = |settlement: &Settlement<'a, BusItem<T>>| match settlement.disposition {
+            Disposition::Dead(failure) => Verdict::DeadLetter(failure),
+            Disposition::Retry { after, counted, failure: Some(failure) }
+                if shares.as_mut().is_some_and(|shares| {
+                    !counted || *after > self.options.defer_after || !shares.admit(settlement.claimed)
+                }) =>
+            {
+                Verdict::DeadLetter(failure)
+            }
+            Disposition::Retry { after, counted, failure } => {
+                Verdict::Wait { after: *after, counted: *counted, failure: failure.as_ref() }
+            }
+            _ => Verdict::Ack,
+        };
+        settlements.iter().map(&mut verdict).collect()
     }
 }
 
-fn next_attempt<T>(claimed: &Claimed<BusItem<T>>, counted: bool) -> Claimed<BusItem<T>> {
+fn next_attempt<T>(claimed: &Claimed<BusItem<T>>, counted: bool, failure: Option<&Failure>) -> Claimed<BusItem<T>> {
     let mut next = claimed.clone();
-    next.item.first_failed_at.get_or_insert_with(Utc::now);
+    if let Some(failure) = failure {
+        next.item.first_failed_at.get_or_insert_with(Utc::now);
+        next.item.last_failure = Some(Arc::new(failure.clone()));
+    }
     next.attempt += u32::from(counted);
     next
 }

@@ -113,6 +113,11 @@ impl<K: Eq + Hash, V> Claims<K, V> {
         self.by_key.keys()
     }
 
+    /// The claimed keys, with what is known about each.
+    pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.by_key.iter().map(|(key, entry)| (key, &entry.value))
+    }
+
     /// Removes all claims.
     pub fn clear(&mut self) {
         self.by_key.clear();

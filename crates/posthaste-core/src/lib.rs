@@ -12,6 +12,7 @@ mod claims;
 mod error;
 mod event;
 pub mod heartbeat;
+mod load;
 mod lock;
 mod log_limit;
 mod millis;
@@ -38,6 +39,7 @@ pub use event::{
     Delay, Event, EventBuilder, EventError, GLOBAL_AGGREGATE, IntoEvent, MAX_EVENT_ID, MAX_FIELD, MAX_HEADERS,
     MAX_PAYLOAD, Payload,
 };
+pub use load::{Load, parts};
 pub use lock::lock;
 pub use log_limit::LogLimit;
 pub use outbox::{Interceptor, ListenerSink, Listeners, RegistrationError};

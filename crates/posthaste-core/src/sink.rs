@@ -74,6 +74,11 @@ impl<T> Delivery<T> {
         self.item.claimed.attempt
     }
 
+    /// How much memory the item needs.
+    pub fn bytes(&self) -> usize {
+        self.item.claimed.bytes
+    }
+
     /// Reports the outcome.
     pub fn report(mut self, outcome: impl Into<Outcome>) {
         self.send_report(outcome.into());

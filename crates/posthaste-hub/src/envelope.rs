@@ -59,7 +59,7 @@ pub(crate) fn decode_event(record: &Fetched) -> Result<Decoded<EventHubEvent>, S
         EventHubEvent::decode(record.value.clone()).map_err(|error| format!("not an EventHubEvent: {error}"))?;
     match value.event_id.is_empty() || value.event.is_none() {
         true => Err("an EventHubEvent without id or payload".to_owned()),
-        false => Ok(Decoded { value, budget: None }),
+        false => Ok(Decoded { value, budget: None, fair_key: None }),
     }
 }
 
@@ -107,7 +107,8 @@ pub(crate) fn decode_delivery(record: &Fetched) -> Result<Decoded<OutboxEvent>, 
         return Err("an OutboxEvent without event or subscription".to_owned());
     }
     let budget = value.max_retry.map(|retries| retries.saturating_add(1));
-    Ok(Decoded { value, budget })
+    let fair_key = Some(value.subscription_id.as_str().into());
+    Ok(Decoded { value, budget, fair_key })
 }
 
 /// Decodes a record of a dead-letter topic. Its intake is retried for ever, so the attempts of its delivery do not
@@ -169,7 +170,11 @@ pub(crate) fn new_dead_letter(message: &OutboxEvent, settings: &DltSettings) -> 
         error: failure.message,
         error_code: failure.code,
         error_cause: failure.cause,
-        first_delay: (settings.max_retry > 0 || failure.attempts == 0).then(|| settings.retry_interval.max(requested)),
+        first_delay: match failure.attempts {
+            // Its first request is not a retry. It is made as soon as its lane has room.
+            0 => Some(requested),
+            _ => (settings.max_retry > 0).then(|| settings.retry_interval.max(requested)),
+        },
     }
 }
 

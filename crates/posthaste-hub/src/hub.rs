@@ -5,7 +5,9 @@ use std::time::Duration;
 use posthaste_api::{Domain, MAX_TIMEOUT};
 use posthaste_core::bus::{Bus, Quarantine, Topics};
 use posthaste_core::hub_store::{DeadLetterSource, HubDatabase, HubOptions, HubStores, OpenError};
-use posthaste_core::{BusItem, BusSource, BusSourceOptions, OnStop, RelayOptions, RetryPolicy, Sink, StoreError};
+use posthaste_core::{
+    BusItem, BusSource, BusSourceOptions, Load, OnStop, RelayOptions, RetryPolicy, Sink, StoreError, Wakeup,
+};
 use posthaste_webhook::Client;
 
 use crate::attempt_log::Described;
@@ -14,6 +16,7 @@ use crate::dlt_intake::Intake;
 use crate::envelope;
 use crate::event_processor::FanOut;
 use crate::ingest::Ingest;
+use crate::lanes::{Budgets, Lanes};
 use crate::matching::SubscriptionMatcher;
 use crate::readiness::ReadinessCheck;
 use crate::registrations::Registrations;
@@ -26,8 +29,16 @@ use crate::webhook_dispatcher::{DeadLetterDeliveries, FreshDeliveries, WebhookDi
 /// A delivery whose retry is due later than this is deferred as a dead letter, instead of waiting in memory.
 const DEFER_AFTER: Duration = Duration::from_secs(2);
 /// The maximum number and size of the records that wait in memory for a retry, per group.
-const MAX_WAITING: usize = 10_000;
-const MAX_WAITING_BYTES: usize = 64 * 1024 * 1024;
+const MAX_WAITING: Load = Load { items: 10_000, bytes: 64 * 1024 * 1024 };
+/// What the lanes of all subscriptions may hold in memory together, each only its share.
+const LANES: Budgets = Budgets {
+    fresh: Load { items: 64_000, bytes: 512 * 1024 * 1024 },
+    dead_letters: Load { items: 2_000, bytes: 256 * 1024 * 1024 },
+};
+/// Deliveries that a lane has refused, until they are dead letters.
+const MAX_REFUSED: Load = Load { items: 2_000, bytes: 64 * 1024 * 1024 };
+/// How many dead letters one write settles. Other writes wait meanwhile.
+const SETTLED_AT_ONCE: usize = 50;
 /// The names of the relays that read the event topics, in logs, metrics and readiness.
 pub(crate) const EVENT_PROCESSOR: &str = "event-processor";
 pub(crate) const OUTBOX_PROCESSOR: &str = "outbox-processor";
@@ -76,7 +87,10 @@ impl Hub {
         let (lease, max_channels) = (settings.outbox.lease, settings.bus.max_channels);
         let stores = database.open(HubOptions { lease, max_channels }).await?;
         stores.dead_letters.end_schedules(settings.dlt.max_retry).await?;
-        let dead_letters = DeadLetterSource::new(stores.dead_letters.clone(), lease);
+        let wakeup = Wakeup::default();
+        let lanes = Lanes::new(settings.delivery.concurrency, LANES, wakeup.clone());
+        let room = Arc::new(lanes.clone());
+        let dead_letters = DeadLetterSource::with_room(stores.dead_letters.clone(), lease, room, wakeup);
 
         let relays = Relays::default();
         let channels = Channels::new(&stores, relays.clone(), &settings);
@@ -84,12 +98,11 @@ impl Hub {
         let discovering = channels.clone();
         relays.supervisor().spawn("channel-discovery", move || discovering.clone().discover());
 
-        let (width, stopping) = (settings.delivery.concurrency, relays.stopping().clone());
         let pipeline = Pipeline {
             bus: stores.bus.clone(),
             quarantine: stores.quarantine.clone(),
             topics: TopicNames::new(&settings.bus.topic_prefix),
-            dispatcher: WebhookDispatcher::new(client, sealer.clone(), width, stopping),
+            dispatcher: WebhookDispatcher::new(client, sealer.clone(), lanes, relays.stopping().clone()),
             relays: relays.clone(),
             settings,
         };
@@ -172,7 +185,6 @@ impl Pipeline {
             dead_letter: None,
             defer_after: Duration::MAX,
             max_waiting: MAX_WAITING,
-            max_waiting_bytes: MAX_WAITING_BYTES,
         };
         let sink = FanOut::new(self.bus.clone(), matcher, &self.settings);
         let options = self.pipeline_options(RetryPolicy::forever());
@@ -190,7 +202,6 @@ impl Pipeline {
                 })),
                 defer_after: DEFER_AFTER,
                 max_waiting: MAX_WAITING,
-                max_waiting_bytes: MAX_WAITING_BYTES,
             }
         };
         let outboxes = Domain::ALL.map(|domain| self.topics.outbox(domain).to_string());
@@ -199,7 +210,12 @@ impl Pipeline {
             max: Duration::from_secs(1),
             max_attempts: Some(self.settings.delivery.max_retry + 1),
         };
-        let options = RelayOptions { drain: LONGEST_REQUEST, ..self.pipeline_options(retry) };
+        let options = RelayOptions {
+            max_in_flight: LANES.fresh.items + MAX_REFUSED.items,
+            max_bytes: LANES.fresh.bytes + MAX_REFUSED.bytes,
+            drain: LONGEST_REQUEST,
+            ..self.pipeline_options(retry)
+        };
         let sink = FreshDeliveries(self.dispatcher.clone());
         self.start_group(OUTBOX_PROCESSOR, Topics::Named(outboxes.into()), reading, sink, options).await
     }
@@ -210,7 +226,6 @@ impl Pipeline {
             dead_letter: None,
             defer_after: Duration::MAX,
             max_waiting: MAX_WAITING,
-            max_waiting_bytes: MAX_WAITING_BYTES,
         };
         let dlts = Domain::ALL.map(|domain| self.topics.dlt(domain).to_string());
         let sink = Intake { dead_letters: dead_letters.clone(), settings: self.settings.dlt.clone() };
@@ -223,14 +238,13 @@ impl Pipeline {
         let retry = RetryPolicy::Fixed { interval: dlt.retry_interval, max_attempts: Some(dlt.max_retry) };
         let options = RelayOptions {
             batch: dlt.batch_size,
-            max_in_flight: 4 * dlt.batch_size,
+            settle_batch: SETTLED_AT_ONCE,
+            max_in_flight: LANES.dead_letters.items,
+            max_bytes: LANES.dead_letters.bytes,
             drain: LONGEST_REQUEST.max(dlt.timeout),
             ..self.pipeline_options(retry)
         };
-        // Dead letters may use a quarter as many concurrent requests per endpoint as fresh events, in addition to
-        // those.
-        let dispatcher = self.dispatcher.with_lanes(self.settings.delivery.concurrency.div_ceil(4));
-        let sink = DeadLetterDeliveries { dispatcher, timeout: dlt.timeout };
+        let sink = DeadLetterDeliveries { dispatcher: self.dispatcher.clone(), timeout: dlt.timeout };
         let (first, again) = (dead_letters.clone(), dead_letters.clone());
         let make = move || {
             let source = again.clone();

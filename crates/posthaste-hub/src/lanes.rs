@@ -1,149 +1,630 @@
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::future::{Ready, ready};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use posthaste_core::lock;
-use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::time::timeout;
+use futures_util::FutureExt;
+use futures_util::future::Either;
+use posthaste_core::hub_store::{DeadLetterRoom, Room};
+use posthaste_core::{Load, Outcome, Wakeup, lock};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
+use tokio::time::{Instant, timeout};
 
-/// How long a delivery may wait for a permit. A waiting delivery uses memory and slots that other subscribers need.
+/// How long a delivery may wait for a permit. A waiting delivery uses memory that other subscribers need.
 const MAX_WAIT: Duration = Duration::from_secs(2);
+/// The longest time for which a fast lane postpones a delivery that exceeds its share, and how much it may postpone.
+const LONGEST_POSTPONED: Duration = Duration::from_millis(500);
+const MAX_POSTPONED: Load = Load { items: 1_000, bytes: 4 * 1024 * 1024 };
 /// If there are this many lanes, idle lanes are dropped before a new one is made.
-const MANY: usize = 1_024;
+const MANY: usize = 16_384;
+/// After this many timeouts in a row an endpoint counts as hanging: it gets one request at a time.
+const HANGS_AFTER: u32 = 3;
+/// How long an endpoint that hangs gets no request: at first, and at most.
+const FIRST_HOLD: Duration = Duration::from_secs(1);
+const LONGEST_HOLD: Duration = Duration::from_secs(60);
+/// Each probe that times out makes the next hold longer by this factor.
+const HOLD_FACTOR: u32 = 4;
+/// A lane may use one part in this many of what is left of the budget.
+const PART: usize = 8;
+/// The size that is assumed for a dead letter before it is read.
+const LARGE_DEAD_LETTER: usize = 1024 * 1024;
 
-/// One lane per subscription, which bounds the concurrent requests and the time that a delivery waits for a permit.
-///
-/// A lane refuses a delivery at once if the expected wait is too long. The expected wait is the number of waiting
-/// deliveries times the average duration of the last requests.
-#[derive(Clone)]
-pub(crate) struct Lanes {
-    width: usize,
-    by_subscription: Arc<Mutex<HashMap<String, Arc<Lane>>>>,
+/// What the lanes of all subscriptions may hold in memory together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budgets {
+    pub(crate) fresh: Load,
+    pub(crate) dead_letters: Load,
 }
 
-pub(crate) struct Lane {
+/// What is known about an endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// It responded to the last request.
+    Responsive,
+    /// It has not responded yet, or the last request timed out.
+    Unproven,
+    /// Several requests in a row timed out. It gets one request at a time, with pauses between them.
+    Hanging,
+}
+
+impl Standing {
+    /// What the first delivery of a lane may use. The rest is reserved for lanes of a better standing.
+    fn first(self, budget: Load, all: Load) -> Load {
+        let reserved = match self {
+            Self::Responsive => Load::default(),
+            Self::Unproven => budget.part(8),
+            Self::Hanging => budget.part(2),
+        };
+        budget.saturating_sub(all).saturating_sub(reserved)
+    }
+
+    /// What a lane may hold. The rest is reserved for other lanes, above all for the first delivery of each.
+    fn share(self, budget: Load, all: Load) -> Load {
+        let reserved = match self {
+            Self::Responsive => budget.part(4),
+            Self::Unproven => budget.part(2),
+            Self::Hanging => budget,
+        };
+        budget.saturating_sub(all).saturating_sub(reserved).part(PART)
+    }
+}
+
+/// One lane per subscription: the requests to one endpoint, and what waits for them in memory.
+///
+/// All lanes have one budget. A lane may hold an eighth of what the others have left, so the shares shrink as lanes
+/// grow. A part of the budget is reserved for the first delivery of each lane. The less is known about an endpoint, the
+/// more stays reserved for the others: see [`Standing`]. So some of the budget is free, however many endpoints hang.
+///
+/// A lane that has spent its share refuses deliveries at once. They become dead letters, which are delivered as soon as
+/// the lane has room for them. Only a lane that would send them within half a second postpones them instead.
+///
+/// Fresh events and dead letters have separate permits and separate budgets. They share what is known about the
+/// endpoint.
+#[derive(Clone)]
+pub(crate) struct Lanes(Arc<Shared>);
+
+struct Shared {
     width: usize,
-    permits: Semaphore,
-    waiting: AtomicUsize,
-    /// The average duration of the last requests, in microseconds.
-    average: AtomicU64,
+    budgets: Budgets,
+    state: Mutex<State>,
+    /// The relay of the dead letters: woken when a lane may have room for them again.
+    dead_letters: Wakeup,
+}
+
+#[derive(Default)]
+struct State {
+    by_subscription: HashMap<String, Arc<Lane>>,
+    /// The fresh deliveries that all lanes hold.
+    held: Load,
+}
+
+struct Lane {
+    fresh: Arc<Semaphore>,
+    dead_letters: Arc<Semaphore>,
+    state: Mutex<LaneState>,
+}
+
+struct LaneState {
+    /// The fresh deliveries that were admitted and have not ended.
+    held: Load,
+    /// Requests that are under way: of fresh deliveries, and of dead letters.
+    fresh_requests: usize,
+    dead_letter_requests: usize,
+    /// The average duration of the last requests, in microseconds; 0 before the first response.
+    average: u64,
+    /// Timeouts in a row.
+    timeouts: u32,
+    /// The endpoint hangs and gets no request before this time.
+    hold_until: Option<Instant>,
+    /// How long the next hold is.
+    hold: Duration,
+    /// When the last of the postponed deliveries is expected to be sent.
+    postponed_until: Option<Instant>,
+}
+
+impl Default for LaneState {
+    fn default() -> Self {
+        Self {
+            held: Load::default(),
+            fresh_requests: 0,
+            dead_letter_requests: 0,
+            average: 0,
+            timeouts: 0,
+            hold_until: None,
+            hold: FIRST_HOLD,
+            postponed_until: None,
+        }
+    }
+}
+
+impl LaneState {
+    fn standing(&self) -> Standing {
+        match self.timeouts {
+            0 if self.average > 0 => Standing::Responsive,
+            0..HANGS_AFTER => Standing::Unproven,
+            HANGS_AFTER.. => Standing::Hanging,
+        }
+    }
+
+    fn hangs(&self) -> bool {
+        self.standing() == Standing::Hanging
+    }
+
+    /// The number of requests of fresh deliveries, or of dead letters.
+    fn requests(&mut self, is_fresh: bool) -> &mut usize {
+        if is_fresh { &mut self.fresh_requests } else { &mut self.dead_letter_requests }
+    }
+
+    /// Holds an endpoint that hangs.
+    fn hold_again(&mut self, is_probe: bool) {
+        if self.hangs() && (is_probe || self.hold_until.is_none()) {
+            self.hold_until = Some(Instant::now() + self.hold);
+            self.hold = (self.hold * HOLD_FACTOR).min(LONGEST_HOLD);
+        }
+    }
+
+    /// How long the endpoint gets no request from now on.
+    fn held_for(&self) -> Option<Duration> {
+        let hold_until = self.hold_until?;
+        Some(hold_until.saturating_duration_since(Instant::now())).filter(|hold| !hold.is_zero())
+    }
+
+    fn has_requests(&self) -> bool {
+        self.fresh_requests + self.dead_letter_requests > 0
+    }
+
+    fn expected_wait(&self, width: usize) -> Duration {
+        if self.fresh_requests < width {
+            return Duration::ZERO;
+        }
+        let waiting = (self.held.items - self.fresh_requests) as u64 + 1;
+        Duration::from_micros(self.average.saturating_mul(waiting) / width as u64)
+    }
+
+    /// How long to postpone a delivery of this size that exceeds the share; `None` if the lane is too slow, or has
+    /// postponed too much.
+    fn postpone(&mut self, width: usize, bytes: usize, now: Instant) -> Option<Duration> {
+        if self.standing() != Standing::Responsive {
+            return None;
+        }
+        let one = Duration::from_micros(self.average) / width as u32;
+        let after_held = now + self.expected_wait(width).max(Duration::from_micros(self.average));
+        let next = self.postponed_until.unwrap_or(now).max(after_held) + one;
+        let (wait, postponed) = (next - now, (next - after_held).div_duration_f64(one) as usize);
+        let most = MAX_POSTPONED.items.min(MAX_POSTPONED.bytes / bytes.max(1)).max(1);
+        if wait > LONGEST_POSTPONED || postponed > most {
+            return None;
+        }
+        self.postponed_until = Some(next);
+        Some(wait)
+    }
+}
+
+/// What happens to a fresh delivery.
+pub(crate) enum Admission {
+    /// It may be sent, as soon as it has a permit.
+    Admitted(LanePlace),
+    /// The lane has spent its share, but is fast: it may come again after this time.
+    Postponed(Duration),
+    /// The lane has spent its share.
+    Refused,
+}
+
+/// The place of one delivery in its lane. Places get their permits in the order in which they were made.
+pub(crate) struct LanePlace {
+    lanes: Lanes,
+    lane: Arc<Lane>,
+    /// The size of a fresh delivery; `None` for a dead letter.
+    fresh_bytes: Option<usize>,
+    permit: NextPermit,
+}
+
+/// A permit, or a place in the queue for one.
+type NextPermit = Either<Ready<PermitResult>, Pin<Box<dyn Future<Output = PermitResult> + Send>>>;
+type PermitResult = Result<OwnedSemaphorePermit, AcquireError>;
+
+fn next_permit(permits: &Arc<Semaphore>) -> NextPermit {
+    if let Ok(permit) = permits.clone().try_acquire_owned() {
+        return Either::Left(ready(Ok(permit)));
+    }
+    let mut permit: Pin<Box<dyn Future<Output = PermitResult> + Send>> = Box::pin(permits.clone().acquire_owned());
+    // The first poll joins the queue.
+    match (&mut permit).now_or_never() {
+        Some(permit) => Either::Left(ready(permit)),
+        None => Either::Right(permit),
+    }
 }
 
 /// The right to make one request.
-pub(crate) struct LanePermit<'a> {
-    lane: &'a Lane,
+pub(crate) struct LanePermit {
+    place: LanePlace,
+    /// The endpoint hung when the request began.
+    is_probe: bool,
     started: Instant,
-    _permit: SemaphorePermit<'a>,
+    _permit: OwnedSemaphorePermit,
 }
 
 impl Lanes {
-    pub(crate) fn new(width: usize) -> Self {
-        Self { width: width.max(1), by_subscription: Arc::default() }
+    /// `width` is the maximum number of concurrent requests of fresh deliveries to one subscription. Dead letters may
+    /// use a quarter as many in addition.
+    pub(crate) fn new(width: usize, budgets: Budgets, dead_letters: Wakeup) -> Self {
+        Self(Arc::new(Shared { width: width.max(1), budgets, state: Mutex::default(), dead_letters }))
     }
 
-    pub(crate) fn of(&self, subscription_id: &str) -> Arc<Lane> {
-        let mut lanes = lock(&self.by_subscription);
-        if let Some(lane) = lanes.get(subscription_id) {
+    fn dead_letter_width(&self) -> usize {
+        self.0.width.div_ceil(4)
+    }
+
+    fn lane(&self, state: &mut State, subscription_id: &str) -> Arc<Lane> {
+        if let Some(lane) = state.by_subscription.get(subscription_id) {
             return lane.clone();
         }
-        if lanes.len() >= MANY {
-            lanes.retain(|_, lane| Arc::strong_count(lane) > 1);
+        if state.by_subscription.len() >= MANY {
+            state
+                .by_subscription
+                .retain(|_, lane| Arc::strong_count(lane) > 1 || lock(&lane.state).held_for().is_some());
         }
-        let lane = Arc::new(Lane::new(self.width));
-        lanes.insert(subscription_id.to_owned(), lane.clone());
+        let lane = Arc::new(Lane {
+            fresh: Arc::new(Semaphore::new(self.0.width)),
+            dead_letters: Arc::new(Semaphore::new(self.dead_letter_width())),
+            state: Mutex::default(),
+        });
+        state.by_subscription.insert(subscription_id.to_owned(), lane.clone());
         lane
     }
-}
 
-impl Lane {
-    fn new(width: usize) -> Self {
-        let (waiting, average) = (AtomicUsize::new(0), AtomicU64::new(0));
-        Self { width, permits: Semaphore::new(width), waiting, average }
+    /// Admits a fresh delivery of this size, unless its lane has spent its share or would take too long.
+    pub(crate) fn admit(&self, subscription_id: &str, bytes: usize) -> Admission {
+        let mut state = lock(&self.0.state);
+        let lane = self.lane(&mut state, subscription_id);
+        let mut lane_state = lock(&lane.state);
+        if !self.has_room(state.held, &lane_state, bytes) {
+            return match lane_state.postpone(self.0.width, bytes, Instant::now()) {
+                Some(wait) => Admission::Postponed(wait),
+                None => Admission::Refused,
+            };
+        }
+        if lane_state.expected_wait(self.0.width) > MAX_WAIT {
+            return Admission::Refused;
+        }
+        state.held += Load::one(bytes);
+        lane_state.held += Load::one(bytes);
+        drop(lane_state);
+        let permit = next_permit(&lane.fresh);
+        Admission::Admitted(LanePlace { lanes: self.clone(), lane, fresh_bytes: Some(bytes), permit })
     }
 
-    /// Waits for a permit; `None` if that would take too long.
-    pub(crate) async fn acquire(&self) -> Option<LanePermit<'_>> {
-        if self.expected_wait() > MAX_WAIT {
+    fn has_room(&self, all: Load, lane: &LaneState, bytes: usize) -> bool {
+        let (standing, budget) = (lane.standing(), self.0.budgets.fresh);
+        if standing == Standing::Hanging && (lane.has_requests() || lane.held_for().is_some()) {
+            return false;
+        }
+        let mut next = lane.held;
+        next += Load::one(bytes);
+        match lane.held.items {
+            0 => next.is_within(standing.first(budget, all)),
+            _ => next.is_within(standing.share(budget, all)),
+        }
+    }
+
+    /// Admits a dead letter. The claim has checked that there is room for it.
+    pub(crate) fn admit_dead_letter(&self, subscription_id: &str) -> LanePlace {
+        let lane = self.lane(&mut lock(&self.0.state), subscription_id);
+        let permit = next_permit(&lane.dead_letters);
+        LanePlace { lanes: self.clone(), lane, fresh_bytes: None, permit }
+    }
+}
+
+impl DeadLetterRoom for Lanes {
+    fn end_holds(&self) {
+        lock(&self.0.state).by_subscription.values().for_each(|lane| lock(&lane.state).hold_until = None);
+    }
+
+    /// An endpoint that has not responded yet gets one dead letter at first.
+    fn room(&self, subscription_id: &str, in_flight: Load, all: Load) -> Room {
+        let state = lock(&self.0.state);
+        let lane = state.by_subscription.get(subscription_id).map(|lane| lock(&lane.state));
+        let standing = lane.as_ref().map_or(Standing::Unproven, |lane| lane.standing());
+        let budget = self.0.budgets.dead_letters;
+        let is_busy = match standing {
+            Standing::Hanging => in_flight.items > 0 || lane.as_ref().is_some_and(|lane| lane.has_requests()),
+            Standing::Unproven => in_flight.items > 0,
+            Standing::Responsive => in_flight.items > self.dead_letter_width(),
+        };
+        if is_busy {
+            return Room::For(0);
+        }
+        // One batch is sent while the next one waits, so that claims are not made one by one. At a slow endpoint, that
+        // batch would wait too long.
+        let is_slow = lane.as_ref().is_some_and(|lane| Duration::from_micros(lane.average) > MAX_WAIT / 4);
+        let most = if is_slow { self.dead_letter_width() } else { 2 * self.dead_letter_width() };
+        if let Some(hold) = lane.and_then(|lane| lane.held_for()) {
+            return Room::After(hold);
+        }
+        let is_first = in_flight.items == 0;
+        let first = usize::from(is_first && Load::one(LARGE_DEAD_LETTER).is_within(standing.first(budget, all)));
+        if standing != Standing::Responsive {
+            return Room::For(first);
+        }
+        let share = standing.share(budget, all).saturating_sub(in_flight);
+        let share = share.items.min(share.bytes / LARGE_DEAD_LETTER).max(first);
+        Room::For(share.min(most - in_flight.items))
+    }
+}
+
+impl LanePlace {
+    fn is_fresh(&self) -> bool {
+        self.fresh_bytes.is_some()
+    }
+
+    /// Waits for its permit; `None` if that takes too long, or if the endpoint hangs meanwhile.
+    pub(crate) async fn acquire(mut self) -> Option<LanePermit> {
+        let permit = timeout(MAX_WAIT, &mut self.permit).await.ok()?.ok()?;
+        let mut state = lock(&self.lane.state);
+        if state.hangs() && (state.has_requests() || state.held_for().is_some()) {
             return None;
         }
-        let _waiting = Waiting::new(&self.waiting);
-        let permit = timeout(MAX_WAIT, self.permits.acquire()).await.ok()?.ok()?;
-        Some(LanePermit { lane: self, started: Instant::now(), _permit: permit })
+        *state.requests(self.is_fresh()) += 1;
+        let is_probe = state.hangs();
+        drop(state);
+        Some(LanePermit { place: self, is_probe, started: Instant::now(), _permit: permit })
     }
+}
 
-    fn expected_wait(&self) -> Duration {
-        if self.permits.available_permits() > 0 {
-            return Duration::ZERO;
+impl Drop for LanePlace {
+    fn drop(&mut self) {
+        let Some(bytes) = self.fresh_bytes else { return };
+        let mut state = lock(&self.lanes.0.state);
+        let mut lane = lock(&self.lane.state);
+        state.held -= Load::one(bytes);
+        lane.held -= Load::one(bytes);
+    }
+}
+
+impl LanePermit {
+    /// Notes how the endpoint responded.
+    pub(crate) fn ended(&self, outcome: &Outcome) {
+        // The code of a request that timed out, and of a gateway whose server timed out.
+        let timed_out = matches!(outcome, Outcome::Failed(failure) if failure.code == "504");
+        let took = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX).max(1);
+        let mut lane = lock(&self.place.lane.state);
+        let before = lane.standing();
+        if timed_out {
+            lane.timeouts = lane.timeouts.saturating_add(1);
+            lane.hold_again(self.is_probe);
+        } else {
+            lane.timeouts = 0;
+            lane.hold = FIRST_HOLD;
+            lane.hold_until = None;
         }
-        let waiting = self.waiting.load(Ordering::Relaxed) as u64 + 1;
-        Duration::from_micros(self.average.load(Ordering::Relaxed).saturating_mul(waiting) / self.width as u64)
+        if !timed_out || lane.average > 0 {
+            // A moving average over about eight requests.
+            lane.average = if lane.average == 0 { took } else { lane.average - lane.average / 8 + took / 8 };
+        }
+        drop(lane);
+        if !timed_out && before != Standing::Responsive {
+            self.place.lanes.0.dead_letters.wake();
+        }
     }
 }
 
-impl Drop for LanePermit<'_> {
+impl Drop for LanePermit {
     fn drop(&mut self) {
-        let took = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX);
-        let average = self.lane.average.load(Ordering::Relaxed);
-        // A moving average over about eight requests. If two requests end at the same moment, one may be lost: it is an
-        // estimate.
-        let next = if average == 0 { took } else { average - average / 8 + took / 8 };
-        self.lane.average.store(next, Ordering::Relaxed);
-    }
-}
-
-struct Waiting<'a>(&'a AtomicUsize);
-
-impl<'a> Waiting<'a> {
-    fn new(waiting: &'a AtomicUsize) -> Self {
-        waiting.fetch_add(1, Ordering::Relaxed);
-        Self(waiting)
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        let mut lane = lock(&self.place.lane.state);
+        *lane.requests(self.place.is_fresh()) -= 1;
+        let hangs = lane.hangs();
+        drop(lane);
+        // The next probe may be a dead letter.
+        if hangs {
+            self.place.lanes.0.dead_letters.wake();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures_util::future::join_all;
+    use posthaste_core::Failure;
+
     use super::*;
 
-    #[tokio::test(start_paused = true)]
-    async fn a_lane_of_unknown_speed_makes_deliveries_wait_and_a_slow_one_refuses_them_at_once() {
-        let lane = Lane::new(2);
-        let (first, second) = (lane.acquire().await.unwrap(), lane.acquire().await.unwrap());
-        let before = tokio::time::Instant::now();
-        assert!(lane.acquire().await.is_none());
-        assert_eq!(before.elapsed(), MAX_WAIT, "the speed of the lane was unknown");
-        drop((first, second));
-        lane.average.store(10_000_000, Ordering::Relaxed);
-        let _permits = (lane.acquire().await.unwrap(), lane.acquire().await.unwrap());
-        let before = tokio::time::Instant::now();
-        assert!(lane.acquire().await.is_none());
-        assert_eq!(before.elapsed(), Duration::ZERO, "ten seconds for each request, and two permits in use");
+    const BUDGET: Load = Load { items: 1_200, bytes: 1_200_000 };
+    const MIB: usize = 1024 * 1024;
+
+    fn lanes(width: usize) -> Lanes {
+        let budgets = Budgets { fresh: BUDGET, dead_letters: Load { items: 100, bytes: 100 * MIB } };
+        Lanes::new(width, budgets, Wakeup::default())
+    }
+
+    fn timed_out() -> Outcome {
+        Outcome::Failed(Failure::transient("504", "no answer"))
+    }
+
+    fn admit(lanes: &Lanes, subscription_id: &str, bytes: usize) -> Option<LanePlace> {
+        match lanes.admit(subscription_id, bytes) {
+            Admission::Admitted(place) => Some(place),
+            Admission::Postponed(_) | Admission::Refused => None,
+        }
+    }
+
+    /// Admits deliveries until the share of the lane is spent.
+    fn fill(lanes: &Lanes, subscription_id: &str, bytes: usize) -> Vec<LanePlace> {
+        std::iter::from_fn(|| admit(lanes, subscription_id, bytes)).collect()
+    }
+
+    async fn respond(lanes: &Lanes, subscription_id: &str, outcome: &Outcome) {
+        let place = admit(lanes, subscription_id, 1).unwrap();
+        place.acquire().await.unwrap().ended(outcome);
+    }
+
+    #[tokio::test]
+    async fn however_many_endpoints_do_not_respond_the_others_get_their_share() {
+        for (bytes, share) in [(1, 30), (5_000, 3)] {
+            let lanes = lanes(4);
+            respond(&lanes, "good", &Outcome::Delivered).await;
+            let mut held = Vec::new();
+            for number in 0..2_000 {
+                held.extend(fill(&lanes, &format!("bad {number}"), bytes));
+            }
+            assert!(held.len() <= 1_050 && held.len() * bytes <= 1_050_000, "{} of {bytes}", held.len());
+            let good = fill(&lanes, "good", bytes);
+            assert!(!good.is_empty());
+            drop(held);
+            assert!(fill(&lanes, "good", bytes).len() > share);
+        }
+    }
+
+    #[tokio::test]
+    async fn shares_shrink_as_lanes_grow() {
+        let lanes = lanes(4);
+        let mut held = Vec::new();
+        let mut shares = Vec::new();
+        for number in 0..100 {
+            let subscription = number.to_string();
+            respond(&lanes, &subscription, &Outcome::Delivered).await;
+            let filled = fill(&lanes, &subscription, 1);
+            shares.push(filled.len());
+            held.extend(filled);
+        }
+        assert!(shares.iter().rev().is_sorted(), "{shares:?}");
+        assert_eq!((shares[0], shares[99]), (100, 1));
+    }
+
+    #[tokio::test]
+    async fn a_lane_gets_a_larger_share_once_its_endpoint_has_responded() {
+        let lanes = lanes(4);
+        assert_eq!(fill(&lanes, "s", 1).len(), 66);
+        respond(&lanes, "s", &Outcome::Delivered).await;
+        assert_eq!(fill(&lanes, "s", 1).len(), 100);
+        respond(&lanes, "s", &timed_out()).await;
+        assert_eq!(fill(&lanes, "s", 1).len(), 66);
+        assert_eq!(lock(&lanes.0.state).held, Load::default());
+    }
+
+    #[tokio::test]
+    async fn an_endpoint_gets_one_dead_letter_and_more_of_them_once_it_has_responded() {
+        let lanes = lanes(16);
+        let room = |items: usize, all: usize| match lanes.room(
+            "s",
+            Load { items, bytes: items * MIB },
+            Load { items: all, bytes: all * MIB },
+        ) {
+            Room::For(letters) => letters,
+            Room::After(hold) => panic!("held for {hold:?}"),
+        };
+        assert_eq!((room(0, 0), room(1, 1)), (1, 0));
+        assert_eq!((room(0, 86), room(0, 87)), (1, 0), "some are reserved for endpoints that respond");
+        respond(&lanes, "s", &Outcome::Delivered).await;
+        assert_eq!((room(0, 0), room(3, 3), room(4, 4), room(5, 5)), (8, 5, 4, 0));
+        assert_eq!((room(0, 50), room(0, 75), room(1, 75)), (3, 1, 0), "less if others have more");
+        assert_eq!((room(0, 99), room(0, 100)), (1, 0));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_burst_in_a_fast_lane_waits_for_permits() {
-        let lane = Lane::new(2);
-        lane.average.store(5_000, Ordering::Relaxed);
-        let permits = (lane.acquire().await.unwrap(), lane.acquire().await.unwrap());
-        let third = lane.acquire();
-        tokio::pin!(third);
-        assert!(futures_util::poll!(third.as_mut()).is_pending());
+    async fn an_endpoint_that_hangs_gets_one_request_at_a_time_until_it_responds() {
+        let lanes = lanes(4);
+        let room = |items| lanes.room("s", Load { items, bytes: items }, Load::default());
+        let mut places = fill(&lanes, "s", 1).into_iter();
+        let mut acquire = async || places.next().unwrap().acquire().await;
+        let in_flight = [acquire().await, acquire().await, acquire().await, acquire().await].map(Option::unwrap);
+        in_flight.iter().for_each(|permit| permit.ended(&timed_out()));
+        drop(in_flight);
+        assert!(acquire().await.is_none(), "deliveries that were admitted before are not sent");
+        drop(places);
+        for hold in [1, 4, 16, 60, 60].map(Duration::from_secs) {
+            assert_eq!(room(0), Room::After(hold), "it is left alone for a while");
+            assert!(admit(&lanes, "s", 1).is_none());
+            tokio::time::advance(hold).await;
+            assert_eq!((room(0), room(1)), (Room::For(1), Room::For(0)), "a dead letter may be the next probe");
+            let probe = admit(&lanes, "s", 1).unwrap().acquire().await.unwrap();
+            assert!(admit(&lanes, "s", 1).is_none());
+            assert_eq!(room(0), Room::For(0));
+            probe.ended(&timed_out());
+        }
+        assert_eq!(room(0), Room::After(LONGEST_HOLD));
+        lanes.end_holds();
+        assert_eq!(room(0), Room::For(1), "an operator has asked for a replay");
+        respond(&lanes, "s", &Outcome::Failed(Failure::transient("500", "broken"))).await;
+        assert!(fill(&lanes, "s", 1).len() > 4, "any response restores the lane");
+        assert_eq!(room(0), Room::For(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_delivery_waits_for_a_permit_and_no_longer_than_two_seconds() {
+        let lanes = lanes(2);
+        let mut places = fill(&lanes, "s", 1).into_iter();
+        let mut next = || places.next().unwrap();
+        let permits = (next().acquire().await.unwrap(), next().acquire().await.unwrap());
+        let before = Instant::now();
+        assert!(next().acquire().await.is_none());
+        assert_eq!(before.elapsed(), MAX_WAIT);
+        permits.0.ended(&Outcome::Delivered);
         drop(permits);
+        assert!(next().acquire().await.is_some());
+    }
+
+    #[tokio::test]
+    async fn deliveries_get_their_permits_in_the_order_of_their_admission() {
+        let lanes = lanes(1);
+        let [first, second, third] = [(); 3].map(|()| admit(&lanes, "s", 1).unwrap());
+        let permit = first.acquire().await.unwrap();
+        let mut third = Box::pin(third.acquire());
+        assert!((&mut third).now_or_never().is_none());
+        drop(permit);
+        assert!((&mut third).now_or_never().is_none(), "the second is before it");
+        let permit = second.acquire().await.unwrap();
+        drop(permit);
         assert!(third.await.is_some());
     }
 
-    #[test]
-    fn lanes_that_are_not_in_use_are_dropped() {
-        let lanes = Lanes::new(1);
-        let kept = lanes.of("kept");
-        (0..2 * MANY).for_each(|number| drop(lanes.of(&number.to_string())));
-        assert!(lock(&lanes.by_subscription).len() <= MANY + 1);
-        assert!(Arc::ptr_eq(&kept, &lanes.of("kept")));
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_lane_refuses_what_would_wait_too_long() {
+        let lanes = lanes(2);
+        let places = [(); 2].map(|()| admit(&lanes, "s", 1).unwrap());
+        let permits = join_all(places.map(LanePlace::acquire)).await;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        permits[0].as_ref().unwrap().ended(&Outcome::Delivered);
+        assert!(admit(&lanes, "s", 1).is_none(), "ten seconds for each request, and two permits in use");
+        drop(permits);
+        assert!(admit(&lanes, "s", 1).is_some());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_fast_lane_postpones_what_exceeds_its_share() {
+        let lanes = lanes(2);
+        let _unproven = fill(&lanes, "unproven", 1);
+        assert!(matches!(lanes.admit("unproven", 1), Admission::Refused));
+        for (subscription, millis, postponed) in [("fast", 1, true), ("slow", 1_000, false)] {
+            let place = admit(&lanes, subscription, 1).unwrap();
+            let permit = place.acquire().await.unwrap();
+            tokio::time::sleep(Duration::from_millis(millis)).await;
+            permit.ended(&Outcome::Delivered);
+            drop(permit);
+            let _held = fill(&lanes, subscription, 1);
+            assert_eq!(matches!(lanes.admit(subscription, 1), Admission::Postponed(_)), postponed, "{subscription}");
+        }
+        let postponed = |bytes| {
+            let waits = std::iter::from_fn(|| match lanes.admit("fast", bytes) {
+                Admission::Postponed(wait) => Some(wait),
+                Admission::Admitted(_) | Admission::Refused => None,
+            });
+            waits.collect::<Vec<_>>()
+        };
+        let _held = fill(&lanes, "fast", 1);
+        let waits = postponed(1);
+        assert!(waits.is_sorted() && waits.last().unwrap() <= &LONGEST_POSTPONED, "{waits:?}");
+        assert!((100..=MAX_POSTPONED.items).contains(&waits.len()), "{}", waits.len());
+        tokio::time::advance(LONGEST_POSTPONED * 2).await;
+        assert!((1..=4).contains(&postponed(MIB).len()), "less if the deliveries are large");
+    }
+
+    #[tokio::test]
+    async fn lanes_that_are_not_in_use_are_dropped() {
+        let lanes = lanes(1);
+        let _kept = admit(&lanes, "kept", 1);
+        (0..2 * MANY).for_each(|number| drop(admit(&lanes, &number.to_string(), 1)));
+        assert!(lock(&lanes.0.state).by_subscription.len() <= MANY + 1);
+        assert!(lock(&lanes.0.state).by_subscription.contains_key("kept"));
     }
 }

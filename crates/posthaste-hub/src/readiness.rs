@@ -126,7 +126,8 @@ impl Hub {
             });
         }
         if self.stores.dead_letters.is_due().await? {
-            let progress = self.relays.progress(DLT_RETRY).settled.to_string();
+            // Dead letters of an endpoint that hangs are due and wait. A look at them is progress.
+            let progress = self.dead_letters.looks().to_string();
             let (part, work) = (DLT_RETRY.to_owned(), "due dead letters".to_owned());
             waiting.push(WaitingWork { part, work, progress, stall_timeout: with_requests });
         }

@@ -13,11 +13,9 @@ use prost::Message;
 use tokio_util::sync::CancellationToken;
 
 use crate::credentials::Credentials;
-use crate::lanes::Lanes;
+use crate::lanes::{Admission, LanePlace, Lanes};
 use crate::secrets::{Sealer, SecretError};
 
-/// How long a delivery whose lane was full waits before the next attempt.
-const LANE_PAUSE: Duration = Duration::from_secs(5);
 /// The maximum size of the event's own headers in a request: endpoints refuse more than a few kilobytes.
 const MAX_FORWARDED: usize = 64;
 const MAX_FORWARDED_BYTES: usize = 4_096;
@@ -31,36 +29,35 @@ pub(crate) struct WebhookDispatcher {
     stopping: CancellationToken,
 }
 
+/// Nothing was sent.
+const NOT_NOW: Outcome = Outcome::Snoozed { wait: Duration::ZERO };
+
+/// The lane has no room, so nothing was sent.
+fn lane_full() -> Outcome {
+    Outcome::Failed(Failure::outage("LANE_FULL", "the endpoint is slower than its traffic; nothing was sent"))
+}
+
 impl WebhookDispatcher {
-    /// `width` is the maximum number of concurrent requests to one subscription.
-    pub(crate) fn new(client: Client, sealer: Sealer, width: usize, stopping: CancellationToken) -> Self {
-        Self { client, sealer, lanes: Lanes::new(width), stopping }
+    pub(crate) fn new(client: Client, sealer: Sealer, lanes: Lanes, stopping: CancellationToken) -> Self {
+        Self { client, sealer, lanes, stopping }
     }
 
-    /// A dispatcher with the same client and separate lanes, so that dead letters do not delay fresh events.
-    pub(crate) fn with_lanes(&self, width: usize) -> Self {
-        Self { lanes: Lanes::new(width), ..self.clone() }
-    }
-
-    async fn post(&self, message: &OutboxEvent, attempt: u32, at_least: Duration) -> Outcome {
-        let request = match self.request(message, attempt, at_least) {
-            Ok(request) => request,
-            Err(failure) => return Outcome::Failed(failure),
-        };
-        let lane = self.lanes.of(&message.subscription_id);
+    /// Returns `None` if the lane had no permit in time.
+    async fn post(&self, place: LanePlace, message: &OutboxEvent, attempt: u32, at_least: Duration) -> Option<Outcome> {
         let permit = tokio::select! {
             biased;
             // During a stop, requests in flight finish and no new ones are sent.
-            () = self.stopping.cancelled() => return Outcome::Snoozed { wait: Duration::ZERO },
-            permit = lane.acquire() => permit,
+            () = self.stopping.cancelled() => return Some(NOT_NOW),
+            permit = place.acquire() => permit?,
         };
-        match permit {
-            Some(_permit) => self.client.post(request).await,
-            None => Outcome::Failed(
-                Failure::outage("LANE_FULL", "the endpoint is slower than its traffic; nothing was sent")
-                    .retry_after(LANE_PAUSE),
-            ),
-        }
+        // Made now and not before the wait for the permit, because it copies the payload.
+        let request = match self.request(message, attempt, at_least) {
+            Ok(request) => request,
+            Err(failure) => return Some(Outcome::Failed(failure)),
+        };
+        let outcome = self.client.post(request).await;
+        permit.ended(&outcome);
+        Some(outcome)
     }
 
     fn request(&self, message: &OutboxEvent, attempt: u32, at_least: Duration) -> Result<Request, Failure> {
@@ -162,11 +159,22 @@ impl Sink for FreshDeliveries {
     async fn deliver(&self, batch: Vec<Delivery<Self::Item>>) {
         // Deliveries run concurrently and do not wait for each other. The relay bounds their number.
         for delivery in batch {
+            let message = delivery.item().value.clone();
+            let place = match self.0.lanes.admit(&message.subscription_id, delivery.bytes()) {
+                Admission::Admitted(place) => place,
+                Admission::Postponed(wait) => {
+                    delivery.report(Outcome::Snoozed { wait });
+                    continue;
+                }
+                Admission::Refused => {
+                    delivery.report(lane_full());
+                    continue;
+                }
+            };
             let dispatcher = self.0.clone();
             tokio::spawn(async move {
-                let message = delivery.item().value.clone();
-                let outcome = dispatcher.post(&message, delivery.attempt(), Duration::ZERO).await;
-                delivery.report(outcome);
+                let outcome = dispatcher.post(place, &message, delivery.attempt(), Duration::ZERO).await;
+                delivery.report(outcome.unwrap_or_else(lane_full));
             });
         }
     }
@@ -186,16 +194,18 @@ impl Sink for DeadLetterDeliveries {
         for delivery in batch {
             let dispatcher = self.dispatcher.clone();
             let at_least = self.timeout;
+            let place = dispatcher.lanes.admit_dead_letter(&delivery.item().fields.subscription_id);
             tokio::spawn(async move {
                 let letter = delivery.item();
                 let outcome = match OutboxEvent::decode(letter.envelope.clone()) {
-                    Ok(message) => dispatcher.post(&message, letter.fields.attempts + 1, at_least).await,
-                    Err(error) => Outcome::Failed(
+                    Ok(message) => dispatcher.post(place, &message, letter.fields.attempts + 1, at_least).await,
+                    Err(error) => Some(Outcome::Failed(
                         Failure::permanent("undecodable", "the envelope of the dead letter cannot be read")
                             .cause(error.to_string()),
-                    ),
+                    )),
                 };
-                delivery.report(outcome);
+                // Without a permit it stays due, and is claimed again when its lane has room.
+                delivery.report(outcome.unwrap_or(NOT_NOW));
             });
         }
     }

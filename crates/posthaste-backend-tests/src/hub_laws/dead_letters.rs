@@ -119,6 +119,35 @@ pub async fn a_delivery_is_inserted_once(harness: &impl HubHarness) {
     assert!(!store.is_due().await.unwrap(), "all are leased");
 }
 
+/// However many dead letters one subscription has, those of the others are found and claimed.
+pub async fn each_subscription_is_claimed_by_itself(harness: &impl HubHarness) {
+    let (store, source) = open(harness).await;
+    let of = |subscription: &str, number: usize| {
+        let mut letter = dead_letter(&format!("{subscription}-{number}"));
+        letter.fields.subscription_id = subscription.to_owned();
+        letter
+    };
+    source.insert((0..100).map(|number| of("busy", number)).collect()).await.unwrap();
+    source.insert((0..3).map(|number| of("calm", number)).collect()).await.unwrap();
+    source.insert(vec![NewDeadLetter { first_delay: Some(LEASE), ..of("later", 0) }]).await.unwrap();
+    let waiting = store.waiting(Vec::new()).await.unwrap();
+    let ids: Vec<&str> = waiting.iter().map(|waiting| waiting.subscription_id.as_str()).collect();
+    assert_eq!(ids, ["busy", "calm", "later"]);
+    assert_eq!(waiting.iter().map(|waiting| waiting.due_in.is_zero()).collect::<Vec<_>>(), [true, true, false]);
+
+    let items = source.claim(10).await.unwrap().items;
+    let claimed = |subscription: &str| -> Vec<String> {
+        let of_it = items.iter().filter(|claimed| claimed.item.fields.subscription_id == subscription);
+        of_it.map(|claimed| claimed.item.fields.delivery_id.clone()).collect()
+    };
+    assert_eq!(claimed("busy"), ["busy-0", "busy-1", "busy-2", "busy-3", "busy-4"], "its earliest");
+    assert_eq!(claimed("calm"), ["calm-0", "calm-1", "calm-2"]);
+    let leased = items.iter().map(|claimed| claimed.item.id.clone()).collect();
+    let waiting = store.waiting(leased).await.unwrap();
+    let ids: Vec<&str> = waiting.iter().map(|waiting| waiting.subscription_id.as_str()).collect();
+    assert_eq!(ids, ["busy", "later"]);
+}
+
 /// Attempts that were made count and are in the history; an attempt that was not made leaves no trace.
 pub async fn scheduled_retries_count_and_leave_a_history(harness: &impl HubHarness) {
     let (store, source) = open(harness).await;

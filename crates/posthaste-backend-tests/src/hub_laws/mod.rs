@@ -37,6 +37,7 @@ macro_rules! hub_laws {
         $crate::hub_laws!(
             $harness, dead_letters =>
             a_delivery_is_inserted_once
+            each_subscription_is_claimed_by_itself
             scheduled_retries_count_and_leave_a_history
             a_replay_is_one_attempt_beside_the_schedule
             a_scheduled_success_completes_a_replay_requested_meanwhile

@@ -1,4 +1,3 @@
-use std::process::Command;
 use std::time::Duration;
 
 use axum::http::StatusCode;
@@ -43,7 +42,7 @@ async fn a_row_inserted_by_another_program_is_delivered() {
     server.api.subscribe("legacy.saved", "audit", &subscriber.endpoint()).await;
     let insert = "INSERT INTO outbox_event (event_type, payload) VALUES ('legacy.saved', '{\"from\": \"sqlite3\"}'), \
                   ('legacy.saved', '[2]')";
-    run_sqlite3(&installation, insert);
+    installation.run_sqlite3(insert);
     let arrivals = subscriber.wait_for(2).await;
     let mut bodies: Vec<_> = arrivals.iter().map(|arrival| String::from_utf8_lossy(&arrival.body)).collect();
     bodies.sort();
@@ -52,7 +51,7 @@ async fn a_row_inserted_by_another_program_is_delivered() {
 
     // A row whose event type is not a valid topic name becomes dead and does not block other rows.
     let insert = "INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('odd', 'no topic!', '1')";
-    run_sqlite3(&installation, insert);
+    installation.run_sqlite3(insert);
     until("the odd row is dead", async || {
         let trace = server.api.get("/api/events/odd").await.unwrap().json();
         (trace["outbox"]["exhausted"] == true).then_some(())
@@ -60,17 +59,6 @@ async fn a_row_inserted_by_another_program_is_delivered() {
     .await;
     server.api.publish("legacy.saved", "3").await;
     subscriber.wait_for(3).await;
-}
-
-/// Runs a statement with the program `sqlite3`, which has a busy timeout because the server may hold the write lock.
-fn run_sqlite3(installation: &Installation, statement: &str) {
-    let ran = Command::new("sqlite3")
-        .args(["-cmd", ".timeout 5000"])
-        .arg(installation.database())
-        .arg(statement)
-        .output()
-        .expect("the program sqlite3 is installed: ./test does it, or apt-get install sqlite3");
-    assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,6 +5,7 @@ mod bad_input;
 mod commit_unknown;
 mod crash;
 mod delivery;
+mod isolation;
 mod operators;
 mod process;
 mod readiness;

@@ -78,6 +78,18 @@ impl Installation {
         }
     }
 
+    /// Runs a statement with the program `sqlite3`. It has a busy timeout, because the server may hold the write lock.
+    pub fn run_sqlite3(&self, statement: &str) -> String {
+        let ran = Command::new("sqlite3")
+            .args(["-cmd", ".timeout 5000"])
+            .arg(self.database())
+            .arg(statement)
+            .output()
+            .expect("the program sqlite3 is installed: ./test does it, or apt-get install sqlite3");
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        String::from_utf8_lossy(&ran.stdout).into_owned()
+    }
+
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.folder.path().join("server.log")).unwrap_or_default()
     }

@@ -1,6 +1,6 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::routing::post;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
 /// The endpoint of a subscriber. Remembers every request and responds with the status that the test sets.
@@ -22,6 +22,10 @@ struct Inner {
     status: Mutex<StatusCode>,
     answers_after: AtomicU64,
     answered: AtomicU64,
+    /// False while it hangs: requests then get no response.
+    responds: watch::Sender<bool>,
+    /// Requests that have no response yet, and whose connection is open.
+    open: AtomicUsize,
     address: SocketAddr,
     server: Mutex<Option<JoinHandle<()>>>,
 }
@@ -52,6 +56,8 @@ impl Subscriber {
             status: Mutex::new(StatusCode::OK),
             answers_after: AtomicU64::new(0),
             answered: AtomicU64::new(0),
+            responds: watch::Sender::new(true),
+            open: AtomicUsize::new(0),
             address: probe.local_addr().expect("an address"),
             server: Mutex::default(),
         }))
@@ -59,7 +65,8 @@ impl Subscriber {
 
     pub async fn come_up(&self) {
         let listener = tokio::net::TcpListener::bind(self.0.address).await.expect("the port is still free");
-        let app = Router::new().route("/hook", post(receive)).with_state(self.clone());
+        let limit = axum::extract::DefaultBodyLimit::max(4 * 1024 * 1024);
+        let app = Router::new().route("/hook", post(receive)).layer(limit).with_state(self.clone());
         let server = tokio::spawn(async move { axum::serve(listener, app).await.expect("it serves") });
         *self.0.server.lock().unwrap() = Some(server);
     }
@@ -74,6 +81,21 @@ impl Subscriber {
 
     pub fn answer_after(&self, wait: Duration) {
         self.0.answers_after.store(wait.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    /// Responds to nothing, until `recover`.
+    pub fn hang(&self) {
+        self.0.responds.send_replace(false);
+    }
+
+    /// Responds again, also to the requests that wait.
+    pub fn recover(&self) {
+        self.0.responds.send_replace(true);
+    }
+
+    /// How many requests wait for a response.
+    pub fn open_requests(&self) -> usize {
+        self.0.open.load(Ordering::Relaxed)
     }
 
     /// How many requests got a response.
@@ -119,10 +141,33 @@ async fn receive(State(subscriber): State<Subscriber>, uri: Uri, headers: Header
     let event_id = headers["webhook-id"].to_str().expect("an id is ASCII").to_owned();
     inner.arrivals.lock().unwrap().push(Arrival { event_id, at: Instant::now(), uri, headers, body });
     inner.arrived.notify_waiters();
+    let _open = Open::count(&inner.open);
+    inner
+        .responds
+        .subscribe()
+        .wait_for(|responds| *responds)
+        .await
+        .expect("the sender lives as long as the subscriber");
     let wait = inner.answers_after.load(Ordering::Relaxed);
     if wait > 0 {
         tokio::time::sleep(Duration::from_millis(wait)).await;
     }
     inner.answered.fetch_add(1, Ordering::Relaxed);
     *inner.status.lock().unwrap()
+}
+
+/// Counts a request until it has a response or its client has closed the connection.
+struct Open<'a>(&'a AtomicUsize);
+
+impl<'a> Open<'a> {
+    fn count(open: &'a AtomicUsize) -> Self {
+        open.fetch_add(1, Ordering::Relaxed);
+        Self(open)
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }

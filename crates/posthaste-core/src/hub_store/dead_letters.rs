@@ -19,6 +19,8 @@ use crate::{ClaimToken, Settled, StoreError};
 /// Each is a test of that name in `posthaste-backend-tests` (`hub_laws`). A
 /// [`DeadLetterSource`](super::DeadLetterSource) on the store also passes the laws of [`Source`](crate::Source).
 ///
+/// - `each_subscription_is_claimed_by_itself`: however many dead letters one subscription has, those of the others are
+///   found and claimed.
 /// - `a_delivery_is_inserted_once`: inserting the same delivery id again changes nothing. Each dead letter gets a UUID
 ///   as its id, and ids rise in the order of insertion.
 /// - `scheduled_retries_count_and_leave_a_history`: an attempt that was made adds one entry to the history, in the
@@ -38,9 +40,13 @@ pub trait DeadLetterStore: DeadLetterReplays + DeadLetterQueries + Send + Sync +
     /// Inserts dead letters, each delivery once, and schedules their first retries. Durable when it returns.
     async fn insert(&self, letters: Vec<NewDeadLetter>) -> Result<(), StoreError>;
 
-    /// Leases at most `limit` due dead letters that are not leased and not in `in_flight`: earliest first, and those
-    /// with equal due times in the order of insertion.
-    async fn claim(&self, request: DeadLetterClaimRequest) -> Result<ClaimedDeadLetters, StoreError>;
+    /// The subscriptions that have dead letters with a due time that are not leased and not in `in_flight`. It reads
+    /// one dead letter per subscription, however many there are, and writes nothing.
+    async fn waiting(&self, in_flight: Vec<String>) -> Result<Vec<WaitingSubscription>, StoreError>;
+
+    /// Leases due dead letters of the subscriptions of the request that are not leased and not in `in_flight`: of each
+    /// subscription the earliest, and those with equal due times in the order of insertion.
+    async fn claim(&self, request: DeadLetterClaimRequest) -> Result<Vec<DeadLetter>, StoreError>;
 
     /// Applies the updates of dead letters that are still leased by the claims of the updates, all in one transaction.
     /// Returns the results in the same order. If a dead letter occurs twice, the first update settles it.
@@ -150,8 +156,17 @@ pub struct DeadLetterClaimRequest {
     /// The ids of the dead letters that this process has in flight. They are not claimed again, even if their leases
     /// ended.
     pub in_flight: Vec<String>,
-    /// The maximum number to claim.
-    pub limit: usize,
+    /// The subscriptions, and how many dead letters to claim of each.
+    pub subscriptions: Vec<(String, usize)>,
+}
+
+/// A subscription with dead letters that wait for a retry or a replay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitingSubscription {
+    /// The subscription.
+    pub subscription_id: String,
+    /// How long until its earliest dead letter is due; zero if it is due now.
+    pub due_in: Duration,
 }
 
 /// A claim of dead letters: no two claims ever have the same id. It is the fencing token in the table, as text.
@@ -174,15 +189,6 @@ impl fmt::Display for DeadLetterClaimId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:{}", self.owner, self.number)
     }
-}
-
-/// The result of a claim.
-#[derive(Clone, Debug, Default)]
-pub struct ClaimedDeadLetters {
-    /// The claimed dead letters, in the order in which they became due.
-    pub letters: Vec<DeadLetter>,
-    /// How long until the next one is due, if fewer than `limit` were due.
-    pub next_due: Option<Duration>,
 }
 
 /// A claimed dead letter.

@@ -8,6 +8,7 @@
 mod channels;
 mod database;
 mod dead_letter_list;
+mod dead_letter_room;
 mod dead_letter_source;
 mod dead_letter_update;
 mod dead_letters;
@@ -22,12 +23,13 @@ pub use database::{HubDatabase, HubOptions, HubStores, OpenError, Schema};
 pub use dead_letter_list::{
     BadCursor, BadSort, DeadLetterCursor, DeadLetterFilter, DeadLetterPage, DeadLetterSort, DeadLetterSortKey,
 };
+pub use dead_letter_room::{DeadLetterRoom, Room, Unlimited};
 pub use dead_letter_source::DeadLetterSource;
 pub use dead_letter_update::{DeadLetterUpdate, DueChange};
 pub use dead_letters::{
-    ClaimedDeadLetters, DeadLetter, DeadLetterClaimId, DeadLetterClaimRequest, DeadLetterDetail, DeadLetterFields,
-    DeadLetterHistory, DeadLetterQueries, DeadLetterReplays, DeadLetterRow, DeadLetterStatus, DeadLetterStore,
-    NewDeadLetter, Replay, ReplayResult, ReplayResults, Trigger,
+    DeadLetter, DeadLetterClaimId, DeadLetterClaimRequest, DeadLetterDetail, DeadLetterFields, DeadLetterHistory,
+    DeadLetterQueries, DeadLetterReplays, DeadLetterRow, DeadLetterStatus, DeadLetterStore, NewDeadLetter, Replay,
+    ReplayResult, ReplayResults, Trigger, WaitingSubscription,
 };
 pub use idempotency::{EventIdentity, deduplicate, deduplicate_atomic};
 pub use log::{Backlog, BusInspector, GroupProgress, LogEntry, TopicState};

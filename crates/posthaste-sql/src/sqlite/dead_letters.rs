@@ -1,15 +1,19 @@
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::hub_store::{
-    ClaimedDeadLetters, DeadLetterClaimId, DeadLetterClaimRequest, DeadLetterStore, DeadLetterUpdate, NewDeadLetter,
+    DeadLetter, DeadLetterClaimId, DeadLetterClaimRequest, DeadLetterStore, DeadLetterUpdate, NewDeadLetter,
+    WaitingSubscription,
 };
 use posthaste_core::{Settled, StoreError};
-use sqlx::{AssertSqlSafe, SqliteConnection};
+use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
-use super::clock::{NOW_MS, millis};
+use super::clock::{NOW_MS, millis, span};
 use super::database::Database;
+use super::errors::doing;
+use super::json::json;
 use super::unreadable::report;
 
 mod claim;
@@ -33,6 +37,21 @@ impl DeadLetterTable {
         Self { database }
     }
 
+    /// The waiting subscriptions, and true if there are dead letters whose subscription id is not text.
+    async fn read_waiting(&self, in_flight: Vec<String>) -> Result<(Vec<WaitingSubscription>, bool), sqlx::Error> {
+        let query = sqlx::query(AssertSqlSafe(claim::waiting())).bind(json(&in_flight)?);
+        let (mut waiting, mut has_nameless) = (Vec::new(), false);
+        for row in &query.fetch_all(self.database.readers()).await? {
+            match row.try_get(0) {
+                Ok(subscription_id) => {
+                    waiting.push(WaitingSubscription { subscription_id, due_in: span(row.try_get(1)?) });
+                }
+                Err(_) => has_nameless = true,
+            }
+        }
+        Ok((waiting, has_nameless))
+    }
+
     /// Ends the leases of every process. Only for a process that knows that no other process uses the file.
     pub async fn void_leases(&self) -> Result<(), StoreError> {
         self.database.write("void the leases of dead letters", |connection| Box::pin(lease::void(connection))).await
@@ -43,14 +62,24 @@ impl DeadLetterTable {
 impl DeadLetterStore for DeadLetterTable {
     async fn insert(&self, letters: Vec<NewDeadLetter>) -> Result<(), StoreError> {
         let with_ids = letters.into_iter().map(|letter| (uuid::Uuid::now_v7().to_string(), letter)).collect();
-        let write = self
-            .database
-            .write_with("insert dead letters", with_ids, |connection, letters| Box::pin(insert(connection, letters)));
+        let write = self.database.write_in_background("insert dead letters", with_ids, |connection, letters| {
+            Box::pin(insert(connection, letters))
+        });
         write.await
     }
 
-    async fn claim(&self, request: DeadLetterClaimRequest) -> Result<ClaimedDeadLetters, StoreError> {
-        let claim = self.database.write_with("claim dead letters", request, |connection, request| {
+    async fn waiting(&self, in_flight: Vec<String>) -> Result<Vec<WaitingSubscription>, StoreError> {
+        let (waiting, has_nameless) = doing("look for due dead letters", self.read_waiting(in_flight)).await?;
+        if has_nameless {
+            let give_up =
+                self.database.write("claim dead letters", |connection| Box::pin(claim::give_up_nameless(connection)));
+            give_up.await?.iter().for_each(|(key, reason)| report("dlt_event", key, reason));
+        }
+        Ok(waiting)
+    }
+
+    async fn claim(&self, request: DeadLetterClaimRequest) -> Result<Vec<DeadLetter>, StoreError> {
+        let claim = self.database.write_in_background("claim dead letters", request, |connection, request| {
             Box::pin(claim::claim(connection, request))
         });
         let (claimed, unreadable) = claim.await?;
@@ -59,7 +88,7 @@ impl DeadLetterStore for DeadLetterTable {
     }
 
     async fn settle(&self, updates: Vec<DeadLetterUpdate>) -> Result<Vec<Settled>, StoreError> {
-        let settle = self.database.write_with("settle dead letters", updates, |connection, updates| {
+        let settle = self.database.write_in_background("settle dead letters", updates, |connection, updates| {
             Box::pin(settle::settle(connection, updates))
         });
         settle.await
@@ -77,7 +106,7 @@ impl DeadLetterStore for DeadLetterTable {
     }
 
     async fn release(&self, claims: Vec<(String, DeadLetterClaimId)>) -> Result<(), StoreError> {
-        let release = self.database.write_with("release dead letters", claims, |connection, claims| {
+        let release = self.database.write_in_background("release dead letters", claims, |connection, claims| {
             Box::pin(lease::release(connection, claims))
         });
         release.await
@@ -85,7 +114,7 @@ impl DeadLetterStore for DeadLetterTable {
 
     async fn release_all(&self, owner: &str) -> Result<(), StoreError> {
         let owner = owner.to_owned();
-        let release = self.database.write_with("release dead letters", owner, |connection, owner| {
+        let release = self.database.write_in_background("release dead letters", owner, |connection, owner| {
             Box::pin(lease::release_all(connection, owner))
         });
         release.await
@@ -106,13 +135,14 @@ async fn insert(
     letters: Arc<Vec<(String, NewDeadLetter)>>,
 ) -> Result<(), sqlx::Error> {
     for chunk in letters.chunks(CHUNK) {
-        let row = format!("(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {NOW_MS} + ?, {NOW_MS}, {NOW_MS})");
+        let row = format!("(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {NOW_MS} + ?, {NOW_MS}, {NOW_MS})");
         let rows = vec![row; chunk.len()].join(", ");
-        let mut query = sqlx::query(AssertSqlSafe(format!(
+        let mut query = sqlx::query_scalar(AssertSqlSafe(format!(
             "INSERT INTO dlt_event (id, delivery_id, event_id, subscription_id, subscriber_id, event_type, domain,
-                 endpoint, envelope, readable, attempts, error, error_code, error_cause, first_failed_at, scheduled_at,
-                 created_at, updated_at)
-             VALUES {rows} ON CONFLICT (delivery_id) DO NOTHING"
+                 endpoint, attempts, error, error_code, error_cause, first_failed_at, scheduled_at, created_at,
+                 updated_at)
+             VALUES {rows} ON CONFLICT (delivery_id) DO NOTHING
+             RETURNING id"
         )));
         for (id, letter) in chunk {
             let fields = &letter.fields;
@@ -125,8 +155,6 @@ async fn insert(
                 .bind(&fields.event_type)
                 .bind(&fields.domain)
                 .bind(&fields.endpoint)
-                .bind(&letter.envelope[..])
-                .bind(&letter.readable)
                 .bind(fields.attempts)
                 .bind(&letter.error)
                 .bind(&letter.error_code)
@@ -134,7 +162,11 @@ async fn insert(
                 .bind(fields.first_failed_at.timestamp_millis())
                 .bind(letter.first_delay.map(millis));
         }
-        query.execute(&mut *connection).await?;
+        let inserted: HashSet<String> = query.fetch_all(&mut *connection).await?.into_iter().collect();
+        for (id, letter) in chunk.iter().filter(|(id, _)| inserted.contains(id)) {
+            let insert = sqlx::query("INSERT INTO dlt_payload (letter_id, envelope, readable) VALUES (?, ?, ?)");
+            insert.bind(id).bind(&letter.envelope[..]).bind(&letter.readable).execute(&mut *connection).await?;
+        }
     }
     Ok(())
 }

@@ -23,15 +23,25 @@ const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The only connection that writes, with a queue of jobs. Jobs that wait together commit together.
+///
+/// Background jobs have their own queue. They run one by one, each after a group of the others: they are many and long
+/// when endpoints are bad, and must not delay the others.
 #[derive(Clone)]
 pub(super) struct Writer {
     queue: mpsc::Sender<Request>,
+    background: mpsc::Sender<Box<dyn Job>>,
 }
 
 enum Request {
     Write(Box<dyn Job>),
     Migrate(Arc<Migrator>, oneshot::Sender<Result<(), MigrateError>>),
     Close(oneshot::Sender<()>),
+}
+
+/// The ends of the queues at which the writer reads.
+struct Queues {
+    requests: mpsc::Receiver<Request>,
+    background: mpsc::Receiver<Box<dyn Job>>,
 }
 
 /// Why a job failed.
@@ -86,10 +96,12 @@ impl Writer {
         let connection = connect(options).await?;
         let writer_lock = WriterLock::of(options.get_filename());
         let (queue, requests) = mpsc::channel(4 * GROUP);
+        let (background, background_jobs) = mpsc::channel(4 * GROUP);
+        let queues = Queues { requests, background: background_jobs };
         // The writer has its own thread, so that renewals, which are writes, run while listeners block the service's
         // runtime.
-        heartbeat::runtime().spawn(keep_serving(connection, options.clone(), writer_lock.clone(), requests));
-        Ok((Self { queue }, writer_lock))
+        heartbeat::runtime().spawn(keep_serving(connection, options.clone(), writer_lock.clone(), queues));
+        Ok((Self { queue, background }, writer_lock))
     }
 
     pub(super) async fn write<T, F>(&self, job: F) -> Result<T, WriteError>
@@ -100,9 +112,19 @@ impl Writer {
         let (reply, answer) = oneshot::channel();
         let job = Box::new(Pending { job, value: None, reply });
         self.queue.send(Request::Write(job)).await.map_err(|_| WriteError::Undone(sqlx::Error::PoolClosed))?;
-        // The writer sends a result for every job, also during a close. Without a result, the writer panicked at this
-        // job.
-        answer.await.map_err(|_| WriteError::Unknown(sqlx::Error::WorkerCrashed))?
+        written(answer).await
+    }
+
+    /// The same for a job that may wait while others run.
+    pub(super) async fn write_in_background<T, F>(&self, job: F) -> Result<T, WriteError>
+    where
+        T: Send + 'static,
+        F: for<'c> Fn(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send + Sync + 'static,
+    {
+        let (reply, answer) = oneshot::channel();
+        let job = Box::new(Pending { job, value: None, reply });
+        self.background.send(job).await.map_err(|_| WriteError::Undone(sqlx::Error::PoolClosed))?;
+        written(answer).await
     }
 
     pub(super) async fn migrate(&self, migrator: Arc<Migrator>) -> Result<(), MigrateError> {
@@ -118,6 +140,11 @@ impl Writer {
             let _ = answer.await;
         }
     }
+}
+
+/// The writer sends a result for every job, also during a close. Without a result, the writer panicked at this job.
+async fn written<T>(answer: oneshot::Receiver<Result<T, WriteError>>) -> Result<T, WriteError> {
+    answer.await.map_err(|_| WriteError::Unknown(sqlx::Error::WorkerCrashed))?
 }
 
 /// Retries while the file is locked. If several processes open a new file at once, only one can switch it to WAL.
@@ -137,11 +164,11 @@ async fn keep_serving(
     first: SqliteConnection,
     options: SqliteConnectOptions,
     writer_lock: WriterLock,
-    mut requests: mpsc::Receiver<Request>,
+    mut queues: Queues,
 ) {
     let mut connection = first;
     loop {
-        let serving = AssertUnwindSafe(serve(connection, writer_lock.clone(), &mut requests)).catch_unwind();
+        let serving = AssertUnwindSafe(serve(connection, writer_lock.clone(), &mut queues)).catch_unwind();
         let Err(panic) = serving.await else { return };
         metrics::counter!(HUB_TASK_PANICS, "task" => "sqlite-writer").increment(1);
         tracing::error!(panic = panic_message(&*panic), "the SQLite writer panicked and reconnects");
@@ -157,13 +184,23 @@ async fn keep_serving(
     }
 }
 
-async fn serve(mut connection: SqliteConnection, writer_lock: WriterLock, requests: &mut mpsc::Receiver<Request>) {
-    while let Some(request) = requests.recv().await {
+async fn serve(mut connection: SqliteConnection, writer_lock: WriterLock, queues: &mut Queues) {
+    let Queues { requests, background } = queues;
+    loop {
+        let mut next = tokio::select! {
+            biased;
+            Some(request) = requests.recv() => Some(request),
+            Some(job) = background.recv() => {
+                let _permit = writer_lock.acquire(BUSY_TIMEOUT).await;
+                write_group(&mut connection, vec![job]).await;
+                continue;
+            }
+            else => return,
+        };
         // If the wait times out, a transaction of the service still has the writer lock and the lock of the file. The
         // next statement then fails with "busy".
         let _permit = writer_lock.acquire(BUSY_TIMEOUT).await;
         let mut group = Vec::new();
-        let mut next = Some(request);
         let mut last = None;
         while let Some(request) = next.take() {
             match request {
@@ -175,24 +212,39 @@ async fn serve(mut connection: SqliteConnection, writer_lock: WriterLock, reques
             }
         }
         write_group(&mut connection, group).await;
+        // One job, so that the background makes progress however many others there are.
+        write_group(&mut connection, background.try_recv().into_iter().collect()).await;
         match last {
             Some(Request::Migrate(migrator, reply)) => {
                 let _ = reply.send(migrate(&mut connection, &migrator).await);
             }
             Some(Request::Close(reply)) => {
-                requests.close();
-                while let Some(request) = requests.recv().await {
-                    if let Request::Write(job) = request {
-                        job.answer(Err(WriteError::Undone(sqlx::Error::PoolClosed)));
-                    }
-                }
-                let _ = connection.close().await;
+                close(connection, requests, background).await;
                 let _ = reply.send(());
                 return;
             }
             _ => {}
         }
     }
+}
+
+/// Finishes the background jobs that were sent before the close, and refuses all others.
+async fn close(
+    mut connection: SqliteConnection,
+    requests: &mut mpsc::Receiver<Request>,
+    background: &mut mpsc::Receiver<Box<dyn Job>>,
+) {
+    requests.close();
+    background.close();
+    while let Some(job) = background.recv().await {
+        write_group(&mut connection, vec![job]).await;
+    }
+    while let Some(request) = requests.recv().await {
+        if let Request::Write(job) = request {
+            job.answer(Err(WriteError::Undone(sqlx::Error::PoolClosed)));
+        }
+    }
+    let _ = connection.close().await;
 }
 
 /// Migrates in one transaction, so that two processes do not migrate the same table at the same time.
@@ -382,6 +434,41 @@ mod tests {
         });
         started.notified().await;
         gate
+    }
+
+    /// A job that writes its name into the list when it runs.
+    fn noted(
+        list: &Arc<std::sync::Mutex<Vec<String>>>,
+        name: String,
+    ) -> impl for<'c> Fn(&'c mut SqliteConnection) -> BoxFuture<'c, Result<(), sqlx::Error>> + Send + Sync + 'static
+    {
+        let list = list.clone();
+        move |_| {
+            list.lock().unwrap().push(name.clone());
+            Box::pin(async { Ok(()) })
+        }
+    }
+
+    #[tokio::test]
+    async fn one_background_job_runs_after_each_group_and_all_run_before_a_close() {
+        let (_folder, _, writer) = start().await;
+        let list = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let gate = busy(&writer).await;
+        let background =
+            join_all((0..3).map(|number| writer.write_in_background(noted(&list, format!("background {number}")))));
+        let normal = join_all((0..3).map(|number| writer.write(noted(&list, format!("normal {number}")))));
+        let (background, normal, ()) = tokio::join!(background, normal, async { gate.notify_one() });
+        assert!(background.iter().chain(&normal).all(Result::is_ok));
+        let order = ["background 0", "normal 0", "normal 1", "normal 2", "background 1", "background 2"];
+        assert_eq!(*list.lock().unwrap(), order);
+
+        let gate = busy(&writer).await;
+        let background = join_all((3..6).map(|number| writer.write_in_background(noted(&list, number.to_string()))));
+        let (background, (), ()) = tokio::join!(background, writer.close(), async { gate.notify_one() });
+        assert!(background.iter().all(Result::is_ok));
+        assert_eq!(list.lock().unwrap()[6..], ["3", "4", "5"]);
+        let late = writer.write_in_background(noted(&list, "late".to_owned())).await;
+        assert!(matches!(late, Err(WriteError::Undone(sqlx::Error::PoolClosed))));
     }
 
     #[tokio::test]

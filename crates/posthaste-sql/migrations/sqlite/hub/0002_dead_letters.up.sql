@@ -10,10 +10,6 @@ CREATE TABLE dlt_event (
     event_type      TEXT NOT NULL,
     domain          TEXT NOT NULL,
     endpoint        TEXT NOT NULL,
-    -- The OutboxEvent as it was on the bus, in Protobuf.
-    envelope        BLOB NOT NULL,
-    -- The same for people, in JSON.
-    readable        TEXT NOT NULL,
     -- 0 NEW, 1 PROCESSED, 2 FAILED
     status          INTEGER NOT NULL DEFAULT 0 CHECK (status BETWEEN 0 AND 2),
     -- Scheduled retries made; replays do not count.
@@ -37,7 +33,10 @@ CREATE TABLE dlt_event (
     due             INTEGER GENERATED ALWAYS AS (coalesce(replay_at, scheduled_at)) VIRTUAL
 );
 
--- The claim: due dead letters, in order. Dead letters without a retry or replay are not in it.
+-- The claim: the waiting dead letters of each subscription, in order. Dead letters without a retry or replay are not in
+-- it.
+CREATE INDEX dlt_event_waiting ON dlt_event (subscription_id, due, id) WHERE due IS NOT NULL;
+-- The dead letter that has been due for longest.
 CREATE INDEX dlt_event_due ON dlt_event (due, id) WHERE due IS NOT NULL;
 -- A process that stops releases its leases.
 CREATE INDEX dlt_event_locked ON dlt_event (locked_by) WHERE locked_by IS NOT NULL;
@@ -53,6 +52,16 @@ CREATE INDEX dlt_event_created ON dlt_event (created_at, id);
 CREATE INDEX dlt_event_subscriber ON dlt_event (subscriber_id, status, created_at, id);
 -- The dead letters of one event.
 CREATE INDEX dlt_event_event ON dlt_event (event_id);
+
+-- The deliveries themselves, which may be large. SQLite writes a whole row for every change of it, so they are not in the
+-- rows that claims and retries change.
+CREATE TABLE dlt_payload (
+    letter_id TEXT PRIMARY KEY REFERENCES dlt_event (id) ON DELETE CASCADE,
+    -- The OutboxEvent as it was on the bus, in Protobuf.
+    envelope  BLOB NOT NULL,
+    -- The same for people, in JSON.
+    readable  TEXT NOT NULL
+);
 
 -- Every scheduled and replayed attempt.
 CREATE TABLE retry_history (

@@ -1,13 +1,12 @@
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
-use posthaste_core::hub_store::{ClaimedDeadLetters, DeadLetter, DeadLetterClaimId, DeadLetterClaimRequest, Trigger};
+use posthaste_core::hub_store::{DeadLetter, DeadLetterClaimId, DeadLetterClaimRequest, Trigger};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 
 use super::queries::{FIELD_COUNT, FIELDS, read_fields};
-use crate::sqlite::clock::{NOW_MS, millis, span};
+use crate::sqlite::clock::{NOW_MS, millis};
 use crate::sqlite::json::json;
 use crate::sqlite::unreadable::text;
 
@@ -26,49 +25,83 @@ const ROWID: usize = FIELD_COUNT + 6;
 /// The id of a dead letter that cannot be read, and why.
 type Unreadable = (String, String);
 
+/// The dead letters that are not leased and not in `?1`.
+fn free() -> String {
+    format!("(locked_until IS NULL OR locked_until <= {NOW_MS}) AND id NOT IN (SELECT value FROM json_each(?1))")
+}
+
+/// A loose index scan: one seek per subscription, however many dead letters each has. A due time that is not a number
+/// sorts after all numbers and is never due. A subscription id that is not text sorts after all texts.
+pub(super) fn waiting() -> String {
+    let free = free();
+    format!(
+        "WITH RECURSIVE subscription (id) AS (
+             SELECT min(subscription_id) FROM dlt_event INDEXED BY dlt_event_waiting WHERE due IS NOT NULL
+             UNION ALL
+             SELECT (SELECT min(subscription_id) FROM dlt_event INDEXED BY dlt_event_waiting
+                     WHERE due IS NOT NULL AND subscription_id > subscription.id)
+             FROM subscription WHERE subscription.id IS NOT NULL
+         ), waiting (id, due_in) AS MATERIALIZED (
+             SELECT id, (SELECT CAST(due - {NOW_MS} AS INTEGER) FROM dlt_event INDEXED BY dlt_event_waiting
+                         WHERE subscription_id = subscription.id AND due IS NOT NULL AND due <= {LAST_MS} AND {free}
+                         ORDER BY due, dlt_event.id LIMIT 1)
+             FROM subscription WHERE id IS NOT NULL
+         )
+         SELECT id, due_in FROM waiting WHERE due_in IS NOT NULL"
+    )
+}
+
+/// The earliest due dead letters of one subscription. Binds: the ids in flight, the claim, its lease, the subscription,
+/// how many.
+pub(super) fn claim_of_subscription() -> String {
+    let free = free();
+    format!(
+        "UPDATE dlt_event SET locked_by = ?2, locked_until = {NOW_MS} + ?3
+         WHERE id IN (SELECT id FROM dlt_event INDEXED BY dlt_event_waiting
+                      WHERE subscription_id = ?4 AND due IS NOT NULL AND due <= {NOW_MS} AND {free}
+                      ORDER BY due, id LIMIT ?5)
+         RETURNING {FIELDS}, id, (SELECT envelope FROM dlt_payload WHERE letter_id = dlt_event.id), retry_count,
+             replay_at IS NOT NULL, replay_id, due, rowid"
+    )
+}
+
 pub(super) async fn claim(
     connection: &mut SqliteConnection,
     request: Arc<DeadLetterClaimRequest>,
-) -> Result<(ClaimedDeadLetters, Vec<Unreadable>), sqlx::Error> {
-    let DeadLetterClaimRequest { claim_id, lease, in_flight, limit } = &*request;
-    let free =
-        format!("(locked_until IS NULL OR locked_until <= {NOW_MS}) AND id NOT IN (SELECT value FROM json_each(?1))");
-    let claim = format!(
-        "UPDATE dlt_event SET locked_by = ?2, locked_until = {NOW_MS} + ?3
-         WHERE id IN (SELECT id FROM dlt_event WHERE due <= {NOW_MS} AND {free} ORDER BY due, id LIMIT ?4)
-         RETURNING {FIELDS}, id, envelope, retry_count, replay_at IS NOT NULL, replay_id, due, rowid"
-    );
-    let in_flight = json(in_flight)?;
-    let query = sqlx::query(AssertSqlSafe(claim)).bind(in_flight.clone()).bind(claim_id.to_string());
-    let query = query.bind(millis(*lease)).bind(i64::try_from(*limit).unwrap_or(i64::MAX));
-    let rows = query.fetch_all(&mut *connection).await?;
-    let (mut claimed, mut unreadable) = (Vec::with_capacity(rows.len()), Vec::new());
-    for row in &rows {
-        match read(row, claim_id) {
-            Ok(letter) => claimed.push(letter),
-            Err(error) => {
-                let reason = error.to_string();
-                give_up(connection, row.try_get(ROWID)?, &reason).await?;
-                unreadable.push((text(row, ID), reason));
+) -> Result<(Vec<DeadLetter>, Vec<Unreadable>), sqlx::Error> {
+    let DeadLetterClaimRequest { claim_id, lease, in_flight, subscriptions } = &*request;
+    let (sql, in_flight) = (claim_of_subscription(), json(in_flight)?);
+    let (mut claimed, mut unreadable) = (Vec::new(), Vec::new());
+    for (subscription, limit) in subscriptions {
+        let query = sqlx::query(AssertSqlSafe(sql.clone())).bind(in_flight.clone()).bind(claim_id.to_string());
+        let query = query.bind(millis(*lease)).bind(subscription).bind(i64::try_from(*limit).unwrap_or(i64::MAX));
+        for row in &query.fetch_all(&mut *connection).await? {
+            match read(row, claim_id) {
+                Ok(letter) => claimed.push(letter),
+                Err(error) => {
+                    let reason = error.to_string();
+                    give_up(connection, row.try_get(ROWID)?, &reason).await?;
+                    unreadable.push((text(row, ID), reason));
+                }
             }
         }
     }
     // An UPDATE returns its rows in any order.
     claimed.sort_by(|(due, a), (other_due, b)| (due, &a.id).cmp(&(other_due, &b.id)));
-    let letters: Vec<_> = claimed.into_iter().map(|(_, letter)| letter).collect();
-    let next_due = if rows.len() < *limit {
-        // A due time that is not a number sorts after all numbers and is never due.
-        let next = format!(
-            "SELECT CAST(due - {NOW_MS} AS INTEGER) FROM dlt_event
-             WHERE due IS NOT NULL AND due <= {LAST_MS} AND {free} ORDER BY due, id LIMIT 1"
-        );
-        let row = sqlx::query(AssertSqlSafe(next)).bind(in_flight).fetch_optional(connection).await?;
-        row.map(|row| row.try_get(0)).transpose()?.map(span)
-    } else {
-        // Unreadable rows made a full claim shorter: more dead letters may be due now.
-        Some(Duration::ZERO).filter(|_| letters.len() < *limit)
-    };
-    Ok((ClaimedDeadLetters { letters, next_due }, unreadable))
+    Ok((claimed.into_iter().map(|(_, letter)| letter).collect(), unreadable))
+}
+
+/// Gives up dead letters whose subscription id is not text: no claim could name it.
+pub(super) async fn give_up_nameless(connection: &mut SqliteConnection) -> Result<Vec<Unreadable>, sqlx::Error> {
+    let nameless = "SELECT id, rowid FROM dlt_event INDEXED BY dlt_event_waiting
+         WHERE subscription_id >= x'' AND due IS NOT NULL LIMIT 100";
+    let mut unreadable = Vec::new();
+    for row in &sqlx::query(nameless).fetch_all(&mut *connection).await? {
+        let reason = "its subscription id is not text";
+        give_up(connection, row.try_get(1)?, reason).await?;
+        unreadable.push((text(row, 0), reason.to_owned()));
+    }
+    Ok(unreadable)
 }
 
 /// Makes a dead letter that cannot be read FAILED, and clears its due times. It waits for an operator.
@@ -96,4 +129,46 @@ fn read(row: &SqliteRow, claim_id: &DeadLetterClaimId) -> Result<(i64, DeadLette
         claim_id: claim_id.clone(),
     };
     Ok((row.try_get(DUE)?, letter))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sqlite::Database;
+
+    async fn plan_of(statement: &str) -> Vec<String> {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("sqlite://{}", folder.path().join("letters.db").display());
+        let database = Database::open(&url).await.unwrap();
+        database.migrate_hub().await.unwrap();
+        let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {statement}"));
+        let rows: Vec<(i64, i64, i64, String)> = sqlx::query_as(explain).fetch_all(database.readers()).await.unwrap();
+        let reads = rows.into_iter().map(|(.., detail)| detail);
+        reads.filter(|detail| detail.contains("dlt_event") || detail.contains("B-TREE")).collect()
+    }
+
+    #[tokio::test]
+    async fn a_look_is_a_seek_per_subscription_and_sorts_nothing() {
+        let plan = plan_of(&waiting()).await;
+        assert_eq!(
+            plan,
+            [
+                "SEARCH dlt_event USING INDEX dlt_event_waiting",
+                "SEARCH dlt_event USING INDEX dlt_event_waiting (subscription_id>?)",
+                "SEARCH dlt_event USING INDEX dlt_event_waiting (subscription_id=? AND due>? AND due<?)",
+            ]
+        );
+    }
+
+    #[tokio::test]
+    async fn a_claim_reads_the_due_dead_letters_of_one_subscription_in_order() {
+        let plan = plan_of(&claim_of_subscription()).await;
+        assert_eq!(
+            plan,
+            [
+                "SEARCH dlt_event USING COVERING INDEX sqlite_autoindex_dlt_event_1 (id=?)",
+                "SEARCH dlt_event USING INDEX dlt_event_waiting (subscription_id=? AND due>? AND due<?)",
+            ]
+        );
+    }
 }

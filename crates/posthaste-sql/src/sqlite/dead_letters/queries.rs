@@ -104,7 +104,10 @@ impl DeadLetterTable {
     }
 
     async fn read_detail(&self, id: &str) -> Result<Option<DeadLetterDetail>, sqlx::Error> {
-        let sql = format!("SELECT {FIELDS}, {SHOWN}, envelope, readable FROM dlt_event WHERE id = ?");
+        let sql = format!(
+            "SELECT {FIELDS}, {SHOWN}, envelope, readable FROM dlt_event JOIN dlt_payload ON letter_id = id
+             WHERE id = ?"
+        );
         let row = sqlx::query(AssertSqlSafe(sql)).bind(id).fetch_optional(self.database.operators()).await?;
         let Some(row) = row else { return Ok(None) };
         let history = sqlx::query(HISTORY).bind(id).fetch_all(self.database.operators()).await?;
@@ -148,7 +151,9 @@ fn push_conditions(query: &mut QueryBuilder<Sqlite>, filter: &DeadLetterFilter) 
         push_like(query, " OR subscriber_id", beginning);
         push_like(query, " OR error", part.clone());
         if filter.searches_payloads() {
-            push_like(query, " OR readable", part);
+            query.push(" OR EXISTS (SELECT 1 FROM dlt_payload WHERE letter_id = dlt_event.id");
+            push_like(query, " AND readable", part);
+            query.push(")");
         }
         query.push(")");
     }
