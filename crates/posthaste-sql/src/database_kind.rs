@@ -1,6 +1,10 @@
 use std::fmt;
 
 /// A kind of database that can hold an outbox.
+///
+/// To add a database, implement [`Store`](posthaste_core::outbox::Store) in a module of this crate, and
+/// [`HubDatabase`](posthaste_core::hub_store::HubDatabase) if a hub may use it. The laws of both traits are tests in
+/// `posthaste-backend-tests`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DatabaseKind {
     /// PostgreSQL.

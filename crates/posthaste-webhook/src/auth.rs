@@ -5,6 +5,9 @@ use base64::engine::general_purpose::STANDARD;
 use hyper::header::HeaderValue;
 
 /// How a request authenticates its sender. Debug output shows the kind, never a secret.
+///
+/// To add an auth type, begin with `AuthIn` and `AuthOut` in `posthaste-api/src/auth.rs`. This type only says what a
+/// request contains, and several auth types may use the same form.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub enum Auth {
     /// No authentication.

@@ -33,6 +33,7 @@ pub(super) async fn renew<S: Source>(shared: Arc<Shared<S>>, end: CancellationTo
 async fn renew_all<S: Source>(shared: &Shared<S>, lease: Duration) -> bool {
     let before = shared.clock.now();
     let mut items = shared.in_flight.all();
+    // A deadline of 0 marks a lease that is lost.
     items.retain(|item| (1..worth_renewing(before, lease)).contains(&item.deadline()));
     let statement = &shared.backpressure.renewing;
     if items.is_empty() {
@@ -87,8 +88,8 @@ pub(super) fn worth_renewing(now: u64, lease: Duration) -> u64 {
     deadline(now, lease).saturating_sub(lease.as_micros() as u64 / 4)
 }
 
-/// The last moment at which a delivery may start: the lease as seen from before the claim was sent, less a margin for
-/// clocks that run at different speeds.
+/// The last moment at which a delivery may start: a lease after `before`, less a margin for clocks that run at different
+/// speeds. `before` is a moment before the claim or the renewal was sent, so the lease cannot end earlier.
 pub(super) fn deadline(before: u64, lease: Duration) -> u64 {
     let margin = (lease / 10).min(Duration::from_secs(1));
     before + (lease - margin).as_micros() as u64

@@ -53,7 +53,7 @@ pub trait ClaimStore {
     /// Ordered mode: unblocks these rows, so that claims read them again.
     async fn unblock_rows(&self, rows: &[i64]) -> Result<(), StoreError>;
 
-    /// The event types with due rows.
+    /// The event types with pending rows that are due.
     async fn pending_types(&self) -> Result<Vec<String>, StoreError>;
 }
 
