@@ -7,9 +7,11 @@ use crate::node::Entry;
 /// A delivery that ended at most this many milliseconds before a fault may be repeated, because it was not settled yet.
 /// The promise is 100 ms; the rest is for a machine that is busy with other tests.
 const UNSETTLED: u64 = 1_500;
-/// A fault takes effect up to this many milliseconds after its time: the threads of a process do not stop at the moment
-/// at which the signal is sent.
+/// A fault takes effect up to this many milliseconds after its time, or before it: the threads of a process do not stop
+/// at the moment at which the signal is sent, and the time is read when the signal was sent.
 const TAKES_EFFECT: u64 = 100;
+/// A paused node continues the deliveries that its workers had already begun. This many workers may do so after a fault.
+const WORKERS: usize = 4;
 
 /// The diaries of all nodes, each in the order of its entries.
 pub struct History {
@@ -82,7 +84,7 @@ impl History {
                 _ => {}
             }
         }
-        let mut duplicates = 0;
+        let (mut duplicates, mut resumed) = (0, 0);
         for (id, mut starts) in starts {
             starts.sort_unstable();
             duplicates += starts.len() - 1;
@@ -98,9 +100,12 @@ impl History {
                         self.faults.iter().any(|fault| excused.contains(fault))
                     }
                 };
-                assert!(explained, "{id} was delivered again for no reason: {}", self.about(id));
+                let is_resumed = self.faults.iter().any(|fault| fault.abs_diff(again[1]) <= TAKES_EFFECT);
+                assert!(explained || is_resumed, "{id} was delivered again for no reason: {}", self.about(id));
+                resumed += usize::from(!explained);
             }
         }
+        assert!(resumed <= WORKERS * self.faults.len(), "{resumed} deliveries of others were begun after a pause");
         Summary { committed: committed.len(), duplicates }
     }
 
