@@ -1,7 +1,7 @@
 //! What only our own tests need. A service that tests its events uses `posthaste-testing` instead.
 //!
-//! - The laws of each seam as a suite: [`source_laws`], [`bus_laws`], [`hub_laws`]. A backend is right when it passes the
-//!   suite of its seam.
+//! - The laws of each seam as a suite: [`mod@source_laws`], [`mod@bus_laws`], [`mod@hub_laws`]. A backend is
+//!   right when it passes the suite of its seam.
 //! - The [`simulation`]: many processes on one in-memory database with injected faults, and a checker of what they did.
 //! - [`servers`]: a real PostgreSQL and a real MariaDB, to be used and to be crashed.
 //! - [`MemoryBus`] and [`MemorySink`]: a bus and a sink without I/O.
