@@ -167,6 +167,11 @@ impl Database {
         probe.await
     }
 
+    /// The same database, whose writes may wait while others run.
+    pub(super) fn in_background(&self) -> Self {
+        Self { writer: self.writer.in_background(), ..self.clone() }
+    }
+
     /// Runs `job` in a transaction that other jobs share, and returns after its commit.
     ///
     /// A group in which one job fails is rolled back and repeated job by job, so `job` may run more than once and must
@@ -176,27 +181,10 @@ impl Database {
         T: Send + 'static,
         F: for<'c> Fn(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send + Sync + 'static,
     {
-        self.writer.write(job).await.map_err(|error| failed(doing, error))
-    }
-
-    /// Like [`write_with`](Self::write_with), for a job that may wait while others run.
-    pub(super) async fn write_in_background<A, T, F>(
-        &self,
-        doing: &'static str,
-        arguments: A,
-        job: F,
-    ) -> Result<T, StoreError>
-    where
-        A: Send + Sync + 'static,
-        T: Send + 'static,
-        F: for<'c> Fn(&'c mut SqliteConnection, Arc<A>) -> BoxFuture<'c, Result<T, sqlx::Error>>
-            + Send
-            + Sync
-            + 'static,
-    {
-        let arguments = Arc::new(arguments);
-        let written = self.writer.write_in_background(move |connection| job(connection, arguments.clone())).await;
-        written.map_err(|error| failed(doing, error))
+        self.writer.write(job).await.map_err(|error| match error {
+            WriteError::Undone(error) => store_error(doing, error),
+            WriteError::Unknown(error) => StoreError::new(doing, FaultKind::OutcomeUnknown, error),
+        })
     }
 
     /// Like [`write`](Self::write), for a job with arguments, which repeated runs of the job share.
@@ -219,13 +207,6 @@ impl Database {
         self.readers.close().await;
         self.operators.close().await;
         self.writer.close().await;
-    }
-}
-
-fn failed(doing: &'static str, error: WriteError) -> StoreError {
-    match error {
-        WriteError::Undone(error) => store_error(doing, error),
-        WriteError::Unknown(error) => StoreError::new(doing, FaultKind::OutcomeUnknown, error),
     }
 }
 

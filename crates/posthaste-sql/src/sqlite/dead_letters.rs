@@ -29,12 +29,14 @@ const CHUNK: usize = 64;
 #[derive(Clone)]
 pub struct DeadLetterTable {
     database: Database,
+    /// For writes that are many when endpoints are bad.
+    background: Database,
 }
 
 impl DeadLetterTable {
     /// The dead letters of a database whose hub tables are up to date.
     pub fn new(database: Database) -> Self {
-        Self { database }
+        Self { background: database.in_background(), database }
     }
 
     /// The waiting subscriptions, and true if there are dead letters whose subscription id is not text.
@@ -62,9 +64,9 @@ impl DeadLetterTable {
 impl DeadLetterStore for DeadLetterTable {
     async fn insert(&self, letters: Vec<NewDeadLetter>) -> Result<(), StoreError> {
         let with_ids = letters.into_iter().map(|letter| (uuid::Uuid::now_v7().to_string(), letter)).collect();
-        let write = self.database.write_in_background("insert dead letters", with_ids, |connection, letters| {
-            Box::pin(insert(connection, letters))
-        });
+        let write = self
+            .background
+            .write_with("insert dead letters", with_ids, |connection, letters| Box::pin(insert(connection, letters)));
         write.await
     }
 
@@ -79,7 +81,7 @@ impl DeadLetterStore for DeadLetterTable {
     }
 
     async fn claim(&self, request: DeadLetterClaimRequest) -> Result<Vec<DeadLetter>, StoreError> {
-        let claim = self.database.write_in_background("claim dead letters", request, |connection, request| {
+        let claim = self.background.write_with("claim dead letters", request, |connection, request| {
             Box::pin(claim::claim(connection, request))
         });
         let (claimed, unreadable) = claim.await?;
@@ -88,7 +90,7 @@ impl DeadLetterStore for DeadLetterTable {
     }
 
     async fn settle(&self, updates: Vec<DeadLetterUpdate>) -> Result<Vec<Settled>, StoreError> {
-        let settle = self.database.write_in_background("settle dead letters", updates, |connection, updates| {
+        let settle = self.background.write_with("settle dead letters", updates, |connection, updates| {
             Box::pin(settle::settle(connection, updates))
         });
         settle.await
@@ -106,7 +108,7 @@ impl DeadLetterStore for DeadLetterTable {
     }
 
     async fn release(&self, claims: Vec<(String, DeadLetterClaimId)>) -> Result<(), StoreError> {
-        let release = self.database.write_in_background("release dead letters", claims, |connection, claims| {
+        let release = self.background.write_with("release dead letters", claims, |connection, claims| {
             Box::pin(lease::release(connection, claims))
         });
         release.await
@@ -114,7 +116,7 @@ impl DeadLetterStore for DeadLetterTable {
 
     async fn release_all(&self, owner: &str) -> Result<(), StoreError> {
         let owner = owner.to_owned();
-        let release = self.database.write_in_background("release dead letters", owner, |connection, owner| {
+        let release = self.background.write_with("release dead letters", owner, |connection, owner| {
             Box::pin(lease::release_all(connection, owner))
         });
         release.await

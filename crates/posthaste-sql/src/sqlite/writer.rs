@@ -30,6 +30,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 pub(super) struct Writer {
     queue: mpsc::Sender<Request>,
     background: mpsc::Sender<Box<dyn Job>>,
+    is_in_background: bool,
 }
 
 enum Request {
@@ -101,7 +102,12 @@ impl Writer {
         // The writer has its own thread, so that renewals, which are writes, run while listeners block the service's
         // runtime.
         heartbeat::runtime().spawn(keep_serving(connection, options.clone(), writer_lock.clone(), queues));
-        Ok((Self { queue, background }, writer_lock))
+        Ok((Self { queue, background, is_in_background: false }, writer_lock))
+    }
+
+    /// The same writer, for background jobs.
+    pub(super) fn in_background(&self) -> Self {
+        Self { is_in_background: true, ..self.clone() }
     }
 
     pub(super) async fn write<T, F>(&self, job: F) -> Result<T, WriteError>
@@ -111,20 +117,16 @@ impl Writer {
     {
         let (reply, answer) = oneshot::channel();
         let job = Box::new(Pending { job, value: None, reply });
-        self.queue.send(Request::Write(job)).await.map_err(|_| WriteError::Undone(sqlx::Error::PoolClosed))?;
-        written(answer).await
-    }
-
-    /// The same for a job that may wait while others run.
-    pub(super) async fn write_in_background<T, F>(&self, job: F) -> Result<T, WriteError>
-    where
-        T: Send + 'static,
-        F: for<'c> Fn(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, sqlx::Error>> + Send + Sync + 'static,
-    {
-        let (reply, answer) = oneshot::channel();
-        let job = Box::new(Pending { job, value: None, reply });
-        self.background.send(job).await.map_err(|_| WriteError::Undone(sqlx::Error::PoolClosed))?;
-        written(answer).await
+        let sent = match self.is_in_background {
+            true => self.background.send(job).await.is_ok(),
+            false => self.queue.send(Request::Write(job)).await.is_ok(),
+        };
+        if !sent {
+            return Err(WriteError::Undone(sqlx::Error::PoolClosed));
+        }
+        // The writer sends a result for every job, also during a close. Without a result, the writer panicked at this
+        // job.
+        answer.await.map_err(|_| WriteError::Unknown(sqlx::Error::WorkerCrashed))?
     }
 
     pub(super) async fn migrate(&self, migrator: Arc<Migrator>) -> Result<(), MigrateError> {
@@ -140,11 +142,6 @@ impl Writer {
             let _ = answer.await;
         }
     }
-}
-
-/// The writer sends a result for every job, also during a close. Without a result, the writer panicked at this job.
-async fn written<T>(answer: oneshot::Receiver<Result<T, WriteError>>) -> Result<T, WriteError> {
-    answer.await.map_err(|_| WriteError::Unknown(sqlx::Error::WorkerCrashed))?
 }
 
 /// Retries while the file is locked. If several processes open a new file at once, only one can switch it to WAL.
@@ -454,8 +451,8 @@ mod tests {
         let (_folder, _, writer) = start().await;
         let list = Arc::new(std::sync::Mutex::new(Vec::new()));
         let gate = busy(&writer).await;
-        let background =
-            join_all((0..3).map(|number| writer.write_in_background(noted(&list, format!("background {number}")))));
+        let later = writer.in_background();
+        let background = join_all((0..3).map(|number| later.write(noted(&list, format!("background {number}")))));
         let normal = join_all((0..3).map(|number| writer.write(noted(&list, format!("normal {number}")))));
         let (background, normal, ()) = tokio::join!(background, normal, async { gate.notify_one() });
         assert!(background.iter().chain(&normal).all(Result::is_ok));
@@ -463,11 +460,11 @@ mod tests {
         assert_eq!(*list.lock().unwrap(), order);
 
         let gate = busy(&writer).await;
-        let background = join_all((3..6).map(|number| writer.write_in_background(noted(&list, number.to_string()))));
+        let background = join_all((3..6).map(|number| later.write(noted(&list, number.to_string()))));
         let (background, (), ()) = tokio::join!(background, writer.close(), async { gate.notify_one() });
         assert!(background.iter().all(Result::is_ok));
         assert_eq!(list.lock().unwrap()[6..], ["3", "4", "5"]);
-        let late = writer.write_in_background(noted(&list, "late".to_owned())).await;
+        let late = later.write(noted(&list, "late".to_owned())).await;
         assert!(matches!(late, Err(WriteError::Undone(sqlx::Error::PoolClosed))));
     }
 
