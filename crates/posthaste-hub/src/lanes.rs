@@ -1,3 +1,5 @@
+mod lane_state;
+
 use std::collections::HashMap;
 use std::future::{Ready, ready};
 use std::pin::Pin;
@@ -11,22 +13,12 @@ use posthaste_core::{Load, Outcome, Wakeup, lock};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
+use self::lane_state::{LaneState, Standing};
+
 /// How long a delivery may wait for a permit. A waiting delivery uses memory that other subscribers need.
 const MAX_WAIT: Duration = Duration::from_secs(2);
-/// The longest time for which a fast lane postpones a delivery that exceeds its share, and how much it may postpone.
-const LONGEST_POSTPONED: Duration = Duration::from_millis(500);
-const MAX_POSTPONED: Load = Load { items: 1_000, bytes: 4 * 1024 * 1024 };
 /// If there are this many lanes, idle lanes are dropped before a new one is made.
 const MANY: usize = 16_384;
-/// After this many timeouts in a row an endpoint counts as hanging: it gets one request at a time.
-const HANGS_AFTER: u32 = 3;
-/// How long an endpoint that hangs gets no request: at first, and at most.
-const FIRST_HOLD: Duration = Duration::from_secs(1);
-const LONGEST_HOLD: Duration = Duration::from_secs(60);
-/// Each probe that times out makes the next hold longer by this factor.
-const HOLD_FACTOR: u32 = 4;
-/// A lane may use one part in this many of what is left of the budget.
-const PART: usize = 8;
 /// The size that is assumed for a dead letter before it is read.
 const LARGE_DEAD_LETTER: usize = 1024 * 1024;
 
@@ -35,39 +27,6 @@ const LARGE_DEAD_LETTER: usize = 1024 * 1024;
 pub(crate) struct Budgets {
     pub(crate) fresh: Load,
     pub(crate) dead_letters: Load,
-}
-
-/// What is known about an endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
-    /// It responded to the last request.
-    Responsive,
-    /// It has not responded yet, or the last request timed out.
-    Unproven,
-    /// Several requests in a row timed out. It gets one request at a time, with pauses between them.
-    Hanging,
-}
-
-impl Standing {
-    /// What the first delivery of a lane may use. The rest is reserved for lanes of a better standing.
-    fn first(self, budget: Load, all: Load) -> Load {
-        let reserved = match self {
-            Self::Responsive => Load::default(),
-            Self::Unproven => budget.part(8),
-            Self::Hanging => budget.part(2),
-        };
-        budget.saturating_sub(all).saturating_sub(reserved)
-    }
-
-    /// What a lane may hold. The rest is reserved for other lanes, above all for the first delivery of each.
-    fn share(self, budget: Load, all: Load) -> Load {
-        let reserved = match self {
-            Self::Responsive => budget.part(4),
-            Self::Unproven => budget.part(2),
-            Self::Hanging => budget,
-        };
-        budget.saturating_sub(all).saturating_sub(reserved).part(PART)
-    }
 }
 
 /// One lane per subscription: the requests to one endpoint, and what waits for them in memory.
@@ -103,102 +62,6 @@ struct Lane {
     fresh: Arc<Semaphore>,
     dead_letters: Arc<Semaphore>,
     state: Mutex<LaneState>,
-}
-
-struct LaneState {
-    /// The fresh deliveries that were admitted and have not ended.
-    held: Load,
-    /// Requests that are under way: of fresh deliveries, and of dead letters.
-    fresh_requests: usize,
-    dead_letter_requests: usize,
-    /// The average duration of the last requests, in microseconds; 0 before the first response.
-    average: u64,
-    /// Timeouts in a row.
-    timeouts: u32,
-    /// The endpoint hangs and gets no request before this time.
-    hold_until: Option<Instant>,
-    /// How long the next hold is.
-    hold: Duration,
-    /// When the last of the postponed deliveries is expected to be sent.
-    postponed_until: Option<Instant>,
-}
-
-impl Default for LaneState {
-    fn default() -> Self {
-        Self {
-            held: Load::default(),
-            fresh_requests: 0,
-            dead_letter_requests: 0,
-            average: 0,
-            timeouts: 0,
-            hold_until: None,
-            hold: FIRST_HOLD,
-            postponed_until: None,
-        }
-    }
-}
-
-impl LaneState {
-    fn standing(&self) -> Standing {
-        match self.timeouts {
-            0 if self.average > 0 => Standing::Responsive,
-            0..HANGS_AFTER => Standing::Unproven,
-            HANGS_AFTER.. => Standing::Hanging,
-        }
-    }
-
-    fn hangs(&self) -> bool {
-        self.standing() == Standing::Hanging
-    }
-
-    /// The number of requests of fresh deliveries, or of dead letters.
-    fn requests(&mut self, is_fresh: bool) -> &mut usize {
-        if is_fresh { &mut self.fresh_requests } else { &mut self.dead_letter_requests }
-    }
-
-    /// Holds an endpoint that hangs.
-    fn hold_again(&mut self, is_probe: bool) {
-        if self.hangs() && (is_probe || self.hold_until.is_none()) {
-            self.hold_until = Some(Instant::now() + self.hold);
-            self.hold = (self.hold * HOLD_FACTOR).min(LONGEST_HOLD);
-        }
-    }
-
-    /// How long the endpoint gets no request from now on.
-    fn held_for(&self) -> Option<Duration> {
-        let hold_until = self.hold_until?;
-        Some(hold_until.saturating_duration_since(Instant::now())).filter(|hold| !hold.is_zero())
-    }
-
-    fn has_requests(&self) -> bool {
-        self.fresh_requests + self.dead_letter_requests > 0
-    }
-
-    fn expected_wait(&self, width: usize) -> Duration {
-        if self.fresh_requests < width {
-            return Duration::ZERO;
-        }
-        let waiting = (self.held.items - self.fresh_requests) as u64 + 1;
-        Duration::from_micros(self.average.saturating_mul(waiting) / width as u64)
-    }
-
-    /// How long to postpone a delivery of this size that exceeds the share; `None` if the lane is too slow, or has
-    /// postponed too much.
-    fn postpone(&mut self, width: usize, bytes: usize, now: Instant) -> Option<Duration> {
-        if self.standing() != Standing::Responsive {
-            return None;
-        }
-        let one = Duration::from_micros(self.average) / width as u32;
-        let after_held = now + self.expected_wait(width).max(Duration::from_micros(self.average));
-        let next = self.postponed_until.unwrap_or(now).max(after_held) + one;
-        let (wait, postponed) = (next - now, (next - after_held).div_duration_f64(one) as usize);
-        let most = MAX_POSTPONED.items.min(MAX_POSTPONED.bytes / bytes.max(1)).max(1);
-        if wait > LONGEST_POSTPONED || postponed > most {
-            return None;
-        }
-        self.postponed_until = Some(next);
-        Some(wait)
-    }
 }
 
 /// What happens to a fresh delivery.
@@ -390,17 +253,9 @@ impl LanePermit {
         let took = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX).max(1);
         let mut lane = lock(&self.place.lane.state);
         let before = lane.standing();
-        if timed_out {
-            lane.timeouts = lane.timeouts.saturating_add(1);
-            lane.hold_again(self.is_probe);
-        } else {
-            lane.timeouts = 0;
-            lane.hold = FIRST_HOLD;
-            lane.hold_until = None;
-        }
-        if !timed_out || lane.average > 0 {
-            // A moving average over about eight requests.
-            lane.average = if lane.average == 0 { took } else { lane.average - lane.average / 8 + took / 8 };
+        match timed_out {
+            true => lane.timed_out(took, self.is_probe),
+            false => lane.responded(took),
         }
         drop(lane);
         if !timed_out && before != Standing::Responsive {
@@ -427,6 +282,7 @@ mod tests {
     use futures_util::future::join_all;
     use posthaste_core::Failure;
 
+    use super::lane_state::{LONGEST_HOLD, LONGEST_POSTPONED, MAX_POSTPONED};
     use super::*;
 
     const BUDGET: Load = Load { items: 1_200, bytes: 1_200_000 };
