@@ -5,9 +5,10 @@ use posthaste_core::{FaultKind, StoreError};
 use sqlx::{AssertSqlSafe, MySqlConnection, MySqlPool};
 
 use super::clock::{NOW, micros};
-use super::errors::{TooLong, store_error};
+use super::errors::{TooLong, doing, store_error};
 use super::migrations;
 use super::outbox::{OutboxStore, migrate};
+use super::pooled::Pooled;
 use crate::inbox::inbox_methods;
 
 /// The events that a listener has processed. It makes the listener idempotent: the listener's changes and the record
@@ -68,9 +69,14 @@ impl Inbox {
     }
 
     async fn delete_old(&self, older_than: Duration, limit: u32) -> Result<u64, StoreError> {
-        let purge = sqlx::query(self.sql(PURGE)).bind(micros(older_than)).bind(i64::from(limit));
-        let purged = purge.execute(&self.pool).await.map_err(|error| store_error("purge the inbox", error))?;
-        Ok(purged.rows_affected())
+        let purge = async {
+            let mut connection = Pooled::acquire(&self.pool).await?;
+            let purge = sqlx::query(self.sql(PURGE)).bind(micros(older_than)).bind(i64::from(limit));
+            let purged = purge.execute(&mut *connection).await?;
+            connection.finish();
+            Ok(purged.rows_affected())
+        };
+        doing("purge the inbox", purge).await
     }
 
     fn sql(&self, template: &str) -> AssertSqlSafe<String> {

@@ -8,6 +8,7 @@ mod errors;
 mod inbox;
 mod migrations;
 mod outbox;
+mod pooled;
 
 pub use errors::TooLong;
 pub use inbox::Inbox;

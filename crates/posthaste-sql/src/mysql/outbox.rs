@@ -1,12 +1,12 @@
 use async_trait::async_trait;
 use posthaste_core::outbox::{DeadHead, Mode, Notifier, OpenError, Pool, Store, TableName};
 use sqlx::migrate::Migrator;
-use sqlx::{AssertSqlSafe, MySql, MySqlConnection, MySqlPool, Transaction};
+use sqlx::{AssertSqlSafe, MySql, MySqlConnection, MySqlPool};
 
 use super::clock::NOW;
 use super::errors::{number, store_error};
 use super::migrations::{self, DIALECT};
-use crate::begin::begin;
+use super::pooled::Pooled;
 use crate::migrations::{bring_up, newest};
 use crate::session::Session;
 
@@ -118,8 +118,13 @@ impl OutboxStore {
     }
 
     /// A transaction for an operator, on a connection of the service's pool.
-    async fn transaction(&self) -> Result<Transaction<'static, MySql>, sqlx::Error> {
-        begin(&self.pool, Some(BEGIN)).await
+    async fn transaction(&self) -> Result<Pooled, sqlx::Error> {
+        Pooled::begin(&self.pool, BEGIN).await
+    }
+
+    /// A connection for one statement of an operator.
+    async fn connection(&self) -> Result<Pooled, sqlx::Error> {
+        Pooled::acquire(&self.pool).await
     }
 }
 

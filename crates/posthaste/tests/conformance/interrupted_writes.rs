@@ -1,14 +1,15 @@
-//! Writes and commits that are interrupted, and transactions that the database rolls back by itself.
+//! Writes, commits and queries that are interrupted, and transactions that the database rolls back by itself.
 
 use std::time::Duration;
 
-use posthaste::{Event, Mode, Outbox};
+use posthaste::{DeadFilter, Event, Mode, Outbox};
 use posthaste_core::outbox::Store;
 use posthaste_testing::{HookCall, RecordingHook};
 use tokio::time::timeout;
 
 use crate::harness::{
-    Calls, Harness, MySql, PATIENCE, Postgres, SqlAccess, all_done, event, named, on_every_store, outbox, row, until,
+    Calls, Harness, MySql, PATIENCE, Postgres, SqlAccess, all_back, all_done, event, named, on_every_store, outbox,
+    row, until,
 };
 
 on_every_store! {
@@ -16,6 +17,7 @@ on_every_store! {
     a_failed_duplicate_write_does_not_release_the_first_event,
     a_dropped_commit_future_still_commits,
     a_dropped_write_future_loses_no_lease,
+    a_dropped_operator_query_leaves_a_usable_connection,
 }
 
 mod on_postgres {
@@ -218,4 +220,24 @@ async fn a_dropped_write_future_loses_no_lease<H: Harness>(db: H) {
         assert!(calls.len() > 0);
         outbox.close().await;
     }
+}
+
+/// A pool of the service must not keep a connection that still gets the answer to a dropped statement.
+async fn a_dropped_operator_query_leaves_a_usable_connection<H: Harness>(db: H) {
+    let (pool, calls) = (db.pool().await, Calls::default());
+    let outbox = Outbox::new(pool.clone()).listeners(calls.listeners()).start().await.unwrap();
+    let event = event();
+    let mut transaction = outbox.begin().await.unwrap();
+    outbox.write(&mut transaction, &event).await.unwrap();
+    transaction.commit().await.unwrap();
+    for patience in 0..40 {
+        let patience = Duration::from_micros(patience * 25);
+        let _ = timeout(patience, outbox.find("unknown")).await;
+        let _ = timeout(patience, outbox.dead().count(&DeadFilter::all())).await;
+        let _ = timeout(patience, outbox.purge()).await;
+        let found = timeout(PATIENCE, outbox.find(event.id())).await.expect("the next query is answered");
+        assert_eq!(found.unwrap().expect("the event was written").event_id, event.id());
+    }
+    all_back::<H>(&pool).await;
+    outbox.close().await;
 }

@@ -100,7 +100,9 @@ const OLDEST_DUE: &str = "SELECT TIMESTAMPDIFF(MICROSECOND, available_at, {now})
 impl OperatorStore for OutboxStore {
     async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
         let find = async {
-            let found = sqlx::query(self.sql(&find())).bind(event_id).fetch_optional(&self.pool).await?;
+            let mut connection = self.connection().await?;
+            let found = sqlx::query(self.sql(&find())).bind(event_id).fetch_optional(&mut *connection).await?;
+            connection.finish();
             Ok(found.map(|found| row(&found)).transpose()?)
         };
         doing("find an event in the outbox", find).await
@@ -109,7 +111,9 @@ impl OperatorStore for OutboxStore {
     async fn dead(&self, filter: &DeadFilter, max: usize) -> Result<Vec<OutboxRow>, StoreError> {
         let list = async {
             let list = bind_filter(sqlx::query(self.sql(&dead(filter))), filter).bind(limit(max));
-            let rows = list.fetch_all(&self.pool).await?;
+            let mut connection = self.connection().await?;
+            let rows = list.fetch_all(&mut *connection).await?;
+            connection.finish();
             Ok(rows.iter().map(row).collect::<Result<_, _>>()?)
         };
         doing("list the dead events of the outbox", list).await
@@ -117,7 +121,9 @@ impl OperatorStore for OutboxStore {
 
     async fn count_dead(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
         let count = async {
-            let row = bind_filter(sqlx::query(self.sql(&count(filter))), filter).fetch_one(&self.pool).await?;
+            let mut connection = self.connection().await?;
+            let row = bind_filter(sqlx::query(self.sql(&count(filter))), filter).fetch_one(&mut *connection).await?;
+            connection.finish();
             Ok(row.try_get::<i64, _>(0)?.max(0) as u64)
         };
         doing("count the dead events of the outbox", count).await
@@ -132,6 +138,7 @@ impl OperatorStore for OutboxStore {
                 let rows = replayable.bind(after).bind(limit(max)).fetch_all(&mut *transaction).await?;
                 let rows = rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<i64>, _>>()?;
                 let Some(last) = rows.last() else {
+                    transaction.commit().await?;
                     return Ok((0, after));
                 };
                 after = *last;
@@ -182,7 +189,9 @@ impl OperatorStore for OutboxStore {
 
     async fn oldest_due(&self) -> Result<Option<Duration>, StoreError> {
         let look = async {
-            let row = sqlx::query(self.sql(OLDEST_DUE)).fetch_optional(&self.pool).await?;
+            let mut connection = self.connection().await?;
+            let row = sqlx::query(self.sql(OLDEST_DUE)).fetch_optional(&mut *connection).await?;
+            connection.finish();
             Ok(row.map(|row| row.try_get(0).map(span)).transpose()?)
         };
         doing("look at the head of the outbox", look).await

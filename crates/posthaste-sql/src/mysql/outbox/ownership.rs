@@ -39,9 +39,11 @@ impl OwnershipStore for OutboxStore {
         let register = async {
             let register = sqlx::query(self.sql(REGISTER)).bind(reader.word()).bind(self.mode.word());
             let register = register.bind(lease_millis(lease)).bind(self.mode.dead_head().map(DeadHead::word));
-            register.execute(&self.pool).await?;
+            let mut connection = self.connection().await?;
+            register.execute(&mut *connection).await?;
             let registered: (String, String, Option<i64>, Option<String>) =
-                sqlx::query_as(self.sql(REGISTERED)).fetch_one(&self.pool).await?;
+                sqlx::query_as(self.sql(REGISTERED)).fetch_one(&mut *connection).await?;
+            connection.finish();
             Ok(registered.into())
         };
         doing("open the outbox", register).await
