@@ -18,6 +18,9 @@ if [ "$(id -u)" = 0 ]; then as=--user=root; fi
 prepare() {
   dir=$(mktemp -d /tmp/posthaste-mariadb-XXXXXX)
   trap 'rm -rf "$dir"' EXIT
+  # A server removes the temporary tables of others from a folder that they share.
+  mkdir "$dir/tmp"
+  export TMPDIR="$dir/tmp"
   mariadb-install-db --no-defaults $as --datadir="$dir/data" --auth-root-authentication-method=normal --skip-test-db \
     --skip-name-resolve >"$dir/log" 2>&1 || { cat "$dir/log"; exit 1; }
 }
