@@ -486,6 +486,33 @@ async fn unsettled_deliveries_are_bounded_while_a_settlement_hangs() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn attempts_that_could_not_be_made_do_not_delay_the_others() {
+    let rows = Rows::new().await;
+    let sink = RecordingSink::answering(|item, _| {
+        let is_away = label(item) == "away";
+        async move {
+            match is_away {
+                true => Outcome::Failed(Failure::outage("away", "nothing was sent")),
+                false => Outcome::Delivered,
+            }
+        }
+    });
+    rows.insert_many("away", 2_000, None, Duration::ZERO).await;
+    let source = rows.open().await.dispatcher_source();
+    let slow = Slow { settlement_answers_after: Duration::from_millis(300), ..Slow::new(source) };
+    let running = Running::on(slow, &sink, RelayOptions { settle_batch: 50, max_in_flight: 4_000, ..options() });
+    sink.wait_for_started(2_000).await;
+    let began = Instant::now();
+    rows.insert("good", None, Duration::ZERO).await;
+    sink.wait_for_started(2_001).await;
+    assert!(began.elapsed() < Duration::from_millis(300), "it starts although 2,000 outcomes wait to be settled");
+    sleep(Duration::from_secs(1)).await;
+    let good = rows.all().pop().unwrap();
+    assert_eq!(good.status, OutboxStatus::Done, "its outcome is settled before theirs");
+    running.relay.abort();
+}
+
+#[tokio::test(start_paused = true)]
 async fn no_delivery_starts_while_renewals_fail() {
     let rows = Rows::new().await;
     let sink = taking(Duration::from_secs(1));

@@ -21,6 +21,9 @@ pub struct BenchOptions {
     /// Do a tenth of the work, for a rough result
     #[arg(long)]
     quick: bool,
+    /// Of isolation, measure only the rows whose names contain this text, such as "small events, 12 of 1000 hang"
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -115,7 +118,7 @@ pub async fn run(options: BenchOptions) -> anyhow::Result<()> {
     }
     // Only by its name: it takes minutes.
     if options.name == Some(Name::Isolation) {
-        figures.extend(measure("isolation", isolation::run(options.quick)).await?);
+        figures.extend(measure("isolation", isolation::run(options.quick, options.only.as_deref())).await?);
     }
     output::say(table(&figures));
     let report =

@@ -249,7 +249,8 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
     type Item = BusItem<T>;
 
     async fn claim(&self, limit: usize) -> Result<Claim<Self::Item>, StoreError> {
-        let mut kept = self.due_again(limit).await?;
+        // Half of a claim at most: however many retries are due, other records are claimed too.
+        let mut kept = self.due_again(limit.div_ceil(2)).await?;
         let mut full = false;
         if kept.items.len() < limit && lock(&self.waiting).has_room() {
             match self.fetch(limit - kept.items.len()).await {

@@ -9,7 +9,8 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::Either;
 use posthaste_core::hub_store::{DeadLetterRoom, Room};
-use posthaste_core::{Load, Outcome, Wakeup, lock};
+use posthaste_core::{Load, Wakeup, lock};
+use posthaste_webhook::ResponseKind;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout};
 
@@ -102,7 +103,7 @@ fn next_permit(permits: &Arc<Semaphore>) -> NextPermit {
 /// The right to make one request.
 pub(crate) struct LanePermit {
     place: LanePlace,
-    /// The endpoint hung when the request began.
+    /// The endpoint was unresponsive when the request began.
     is_probe: bool,
     started: Instant,
     _permit: OwnedSemaphorePermit,
@@ -160,7 +161,7 @@ impl Lanes {
 
     fn has_room(&self, all: Load, lane: &LaneState, bytes: usize) -> bool {
         let (standing, budget) = (lane.standing(), self.0.budgets.fresh);
-        if standing == Standing::Hanging && (lane.has_requests() || lane.held_for().is_some()) {
+        if standing == Standing::Unresponsive && (lane.has_requests() || lane.held_for().is_some()) {
             return false;
         }
         let mut next = lane.held;
@@ -191,7 +192,7 @@ impl DeadLetterRoom for Lanes {
         let standing = lane.as_ref().map_or(Standing::Unproven, |lane| lane.standing());
         let budget = self.0.budgets.dead_letters;
         let is_busy = match standing {
-            Standing::Hanging => in_flight.items > 0 || lane.as_ref().is_some_and(|lane| lane.has_requests()),
+            Standing::Unresponsive => in_flight.items > 0 || lane.as_ref().is_some_and(|lane| lane.has_requests()),
             Standing::Unproven => in_flight.items > 0,
             Standing::Responsive => in_flight.items > self.dead_letter_width(),
         };
@@ -221,15 +222,15 @@ impl LanePlace {
         self.fresh_bytes.is_some()
     }
 
-    /// Waits for its permit; `None` if that takes too long, or if the endpoint hangs meanwhile.
+    /// Waits for its permit; `None` if that takes too long, or if the endpoint is unresponsive by then.
     pub(crate) async fn acquire(mut self) -> Option<LanePermit> {
         let permit = timeout(MAX_WAIT, &mut self.permit).await.ok()?.ok()?;
         let mut state = lock(&self.lane.state);
-        if state.hangs() && (state.has_requests() || state.held_for().is_some()) {
+        if state.is_unresponsive() && (state.has_requests() || state.held_for().is_some()) {
             return None;
         }
         *state.requests(self.is_fresh()) += 1;
-        let is_probe = state.hangs();
+        let is_probe = state.is_unresponsive();
         drop(state);
         Some(LanePermit { place: self, is_probe, started: Instant::now(), _permit: permit })
     }
@@ -246,19 +247,19 @@ impl Drop for LanePlace {
 }
 
 impl LanePermit {
-    /// Notes how the endpoint responded.
-    pub(crate) fn ended(&self, outcome: &Outcome) {
-        // The code of a request that timed out, and of a gateway whose server timed out.
-        let timed_out = matches!(outcome, Outcome::Failed(failure) if failure.code == "504");
+    /// Notes how the endpoint behaved.
+    pub(crate) fn ended(&self, response: ResponseKind) {
         let took = u64::try_from(self.started.elapsed().as_micros()).unwrap_or(u64::MAX).max(1);
         let mut lane = lock(&self.place.lane.state);
         let before = lane.standing();
-        match timed_out {
-            true => lane.timed_out(took, self.is_probe),
-            false => lane.responded(took),
+        match response {
+            ResponseKind::Responded => lane.responded(took),
+            ResponseKind::TimedOut => lane.timed_out(took, self.is_probe),
+            ResponseKind::NoConnection => lane.unanswered(self.is_probe),
         }
+        let is_proven = lane.standing() == Standing::Responsive;
         drop(lane);
-        if !timed_out && before != Standing::Responsive {
+        if is_proven && before != Standing::Responsive {
             self.place.lanes.0.dead_letters.wake();
         }
     }
@@ -268,10 +269,10 @@ impl Drop for LanePermit {
     fn drop(&mut self) {
         let mut lane = lock(&self.place.lane.state);
         *lane.requests(self.place.is_fresh()) -= 1;
-        let hangs = lane.hangs();
+        let is_unresponsive = lane.is_unresponsive();
         drop(lane);
         // The next probe may be a dead letter.
-        if hangs {
+        if is_unresponsive {
             self.place.lanes.0.dead_letters.wake();
         }
     }
@@ -279,11 +280,9 @@ impl Drop for LanePermit {
 
 #[cfg(test)]
 mod tests {
-    use futures_util::future::join_all;
-    use posthaste_core::Failure;
-
     use super::lane_state::{LONGEST_HOLD, LONGEST_POSTPONED, MAX_POSTPONED};
     use super::*;
+    use futures_util::future::join_all;
 
     const BUDGET: Load = Load { items: 1_200, bytes: 1_200_000 };
     const MIB: usize = 1024 * 1024;
@@ -291,10 +290,6 @@ mod tests {
     fn lanes(width: usize) -> Lanes {
         let budgets = Budgets { fresh: BUDGET, dead_letters: Load { items: 100, bytes: 100 * MIB } };
         Lanes::new(width, budgets, Wakeup::default())
-    }
-
-    fn timed_out() -> Outcome {
-        Outcome::Failed(Failure::transient("504", "no answer"))
     }
 
     fn admit(lanes: &Lanes, subscription_id: &str, bytes: usize) -> Option<LanePlace> {
@@ -309,16 +304,16 @@ mod tests {
         std::iter::from_fn(|| admit(lanes, subscription_id, bytes)).collect()
     }
 
-    async fn respond(lanes: &Lanes, subscription_id: &str, outcome: &Outcome) {
+    async fn respond(lanes: &Lanes, subscription_id: &str, response: ResponseKind) {
         let place = admit(lanes, subscription_id, 1).unwrap();
-        place.acquire().await.unwrap().ended(outcome);
+        place.acquire().await.unwrap().ended(response);
     }
 
     #[tokio::test]
     async fn however_many_endpoints_do_not_respond_the_others_get_their_share() {
         for (bytes, share) in [(1, 30), (5_000, 3)] {
             let lanes = lanes(4);
-            respond(&lanes, "good", &Outcome::Delivered).await;
+            respond(&lanes, "good", ResponseKind::Responded).await;
             let mut held = Vec::new();
             for number in 0..2_000 {
                 held.extend(fill(&lanes, &format!("bad {number}"), bytes));
@@ -338,7 +333,7 @@ mod tests {
         let mut shares = Vec::new();
         for number in 0..100 {
             let subscription = number.to_string();
-            respond(&lanes, &subscription, &Outcome::Delivered).await;
+            respond(&lanes, &subscription, ResponseKind::Responded).await;
             let filled = fill(&lanes, &subscription, 1);
             shares.push(filled.len());
             held.extend(filled);
@@ -351,9 +346,9 @@ mod tests {
     async fn a_lane_gets_a_larger_share_once_its_endpoint_has_responded() {
         let lanes = lanes(4);
         assert_eq!(fill(&lanes, "s", 1).len(), 66);
-        respond(&lanes, "s", &Outcome::Delivered).await;
+        respond(&lanes, "s", ResponseKind::Responded).await;
         assert_eq!(fill(&lanes, "s", 1).len(), 100);
-        respond(&lanes, "s", &timed_out()).await;
+        respond(&lanes, "s", ResponseKind::TimedOut).await;
         assert_eq!(fill(&lanes, "s", 1).len(), 66);
         assert_eq!(lock(&lanes.0.state).held, Load::default());
     }
@@ -371,7 +366,7 @@ mod tests {
         };
         assert_eq!((room(0, 0), room(1, 1)), (1, 0));
         assert_eq!((room(0, 86), room(0, 87)), (1, 0), "some are reserved for endpoints that respond");
-        respond(&lanes, "s", &Outcome::Delivered).await;
+        respond(&lanes, "s", ResponseKind::Responded).await;
         assert_eq!((room(0, 0), room(3, 3), room(4, 4), room(5, 5)), (8, 5, 4, 0));
         assert_eq!((room(0, 50), room(0, 75), room(1, 75)), (3, 1, 0), "less if others have more");
         assert_eq!((room(0, 99), room(0, 100)), (1, 0));
@@ -384,7 +379,7 @@ mod tests {
         let mut places = fill(&lanes, "s", 1).into_iter();
         let mut acquire = async || places.next().unwrap().acquire().await;
         let in_flight = [acquire().await, acquire().await, acquire().await, acquire().await].map(Option::unwrap);
-        in_flight.iter().for_each(|permit| permit.ended(&timed_out()));
+        in_flight.iter().for_each(|permit| permit.ended(ResponseKind::TimedOut));
         drop(in_flight);
         assert!(acquire().await.is_none(), "deliveries that were admitted before are not sent");
         drop(places);
@@ -396,14 +391,31 @@ mod tests {
             let probe = admit(&lanes, "s", 1).unwrap().acquire().await.unwrap();
             assert!(admit(&lanes, "s", 1).is_none());
             assert_eq!(room(0), Room::For(0));
-            probe.ended(&timed_out());
+            probe.ended(ResponseKind::TimedOut);
         }
         assert_eq!(room(0), Room::After(LONGEST_HOLD));
         lanes.end_holds();
         assert_eq!(room(0), Room::For(1), "an operator has asked for a replay");
-        respond(&lanes, "s", &Outcome::Failed(Failure::transient("500", "broken"))).await;
+        respond(&lanes, "s", ResponseKind::Responded).await;
         assert!(fill(&lanes, "s", 1).len() > 4, "any response restores the lane");
         assert_eq!(room(0), Room::For(2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_endpoint_that_refuses_many_connections_in_a_row_is_left_alone() {
+        let lanes = lanes(4);
+        for _ in 0..19 {
+            respond(&lanes, "s", ResponseKind::NoConnection).await;
+        }
+        respond(&lanes, "s", ResponseKind::Responded).await;
+        for _ in 0..20 {
+            respond(&lanes, "s", ResponseKind::NoConnection).await;
+        }
+        assert!(admit(&lanes, "s", 1).is_none());
+        assert_eq!(lanes.room("s", Load::default(), Load::default()), Room::After(Duration::from_secs(1)));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        respond(&lanes, "s", ResponseKind::Responded).await;
+        assert!(fill(&lanes, "s", 1).len() > 4);
     }
 
     #[tokio::test(start_paused = true)]
@@ -415,7 +427,7 @@ mod tests {
         let before = Instant::now();
         assert!(next().acquire().await.is_none());
         assert_eq!(before.elapsed(), MAX_WAIT);
-        permits.0.ended(&Outcome::Delivered);
+        permits.0.ended(ResponseKind::Responded);
         drop(permits);
         assert!(next().acquire().await.is_some());
     }
@@ -440,7 +452,7 @@ mod tests {
         let places = [(); 2].map(|()| admit(&lanes, "s", 1).unwrap());
         let permits = join_all(places.map(LanePlace::acquire)).await;
         tokio::time::sleep(Duration::from_secs(10)).await;
-        permits[0].as_ref().unwrap().ended(&Outcome::Delivered);
+        permits[0].as_ref().unwrap().ended(ResponseKind::Responded);
         assert!(admit(&lanes, "s", 1).is_none(), "ten seconds for each request, and two permits in use");
         drop(permits);
         assert!(admit(&lanes, "s", 1).is_some());
@@ -455,7 +467,7 @@ mod tests {
             let place = admit(&lanes, subscription, 1).unwrap();
             let permit = place.acquire().await.unwrap();
             tokio::time::sleep(Duration::from_millis(millis)).await;
-            permit.ended(&Outcome::Delivered);
+            permit.ended(ResponseKind::Responded);
             drop(permit);
             let _held = fill(&lanes, subscription, 1);
             assert_eq!(matches!(lanes.admit(subscription, 1), Admission::Postponed(_)), postponed, "{subscription}");

@@ -55,9 +55,11 @@ impl WebhookDispatcher {
             Ok(request) => request,
             Err(failure) => return Some(Outcome::Failed(failure)),
         };
-        let outcome = self.client.post(request).await;
-        permit.ended(&outcome);
-        Some(outcome)
+        let exchange = self.client.exchange(request).await;
+        if let Some(response) = exchange.response {
+            permit.ended(response);
+        }
+        Some(exchange.outcome)
     }
 
     fn request(&self, message: &OutboxEvent, attempt: u32, at_least: Duration) -> Result<Request, Failure> {

@@ -4,6 +4,7 @@ use hyper::header::RETRY_AFTER;
 use hyper::{Response, StatusCode};
 use posthaste_core::{Failure, FailureClass, Outcome};
 
+use crate::client::ResponseKind;
 use crate::redact::Secrets;
 use crate::request::Request;
 use crate::retry_after;
@@ -29,6 +30,14 @@ impl Answer {
 
     pub(crate) fn is_delivery(&self) -> bool {
         self.status.is_success()
+    }
+
+    /// A gateway whose server did not respond in time is as slow as an endpoint that does not.
+    pub(crate) fn kind(&self) -> ResponseKind {
+        match self.status {
+            StatusCode::GATEWAY_TIMEOUT => ResponseKind::TimedOut,
+            _ => ResponseKind::Responded,
+        }
     }
 
     /// The outcome of the delivery; `body` is the start of the response body, as far as it arrived.

@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::Full;
+use hyper::StatusCode;
 use hyper::header::HeaderValue;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client as PooledClient;
@@ -57,6 +58,26 @@ impl Default for ClientOptions {
     }
 }
 
+/// What a request came to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exchange {
+    /// The outcome of the delivery.
+    pub outcome: Outcome,
+    /// How the endpoint behaved; `None` if no request could be built.
+    pub response: Option<ResponseKind>,
+}
+
+/// How an endpoint behaved, whatever it said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResponseKind {
+    /// The head of a response arrived.
+    Responded,
+    /// Nothing arrived in time, or a gateway says so of its server.
+    TimedOut,
+    /// The connection could not be made, or was closed before a response.
+    NoConnection,
+}
+
 impl Client {
     /// Makes a client. On a system without certificate authorities it logs a warning and can still call `http`
     /// endpoints.
@@ -82,13 +103,21 @@ impl Client {
     }
 
     /// Sends one request, once, and returns its outcome.
+    pub async fn post(&self, request: Request) -> Outcome {
+        self.exchange(request).await.outcome
+    }
+
+    /// Sends one request, once, and returns its outcome and how the endpoint behaved.
     ///
     /// Only a complete response with a 2xx status is a delivery. With any other status, a body that hangs or breaks
     /// does not change the outcome.
-    pub async fn post(&self, request: Request) -> Outcome {
+    pub async fn exchange(&self, request: Request) -> Exchange {
         let http_request = match request.to_http(&self.user_agent) {
             Ok(http_request) => http_request,
-            Err(error) => return Outcome::Failed(Failure::permanent("unbuildable", error.to_string())),
+            Err(error) => {
+                let outcome = Outcome::Failed(Failure::permanent("unbuildable", error.to_string()));
+                return Exchange { outcome, response: None };
+            }
         };
         let mut head = None;
         let exchange = async {
@@ -99,13 +128,21 @@ impl Client {
             Ok::<_, ExchangeError>((answer, body))
         };
         let broken = match tokio::time::timeout(request.timeout, exchange).await {
-            Ok(Ok((answer, body))) => return answer.outcome(&body, &request),
+            Ok(Ok((answer, body))) => {
+                return Exchange { outcome: answer.outcome(&body, &request), response: Some(answer.kind()) };
+            }
             Ok(Err(error)) => error.failure(&request.endpoint, self.connect_timeout),
             Err(_) => connection::timed_out(&request, head.is_some()),
         };
         match head {
-            Some(answer) if !answer.is_delivery() => answer.outcome(&[], &request),
-            _ => Outcome::Failed(broken),
+            Some(answer) if !answer.is_delivery() => {
+                Exchange { outcome: answer.outcome(&[], &request), response: Some(answer.kind()) }
+            }
+            _ => {
+                let timed_out = broken.code == StatusCode::GATEWAY_TIMEOUT.as_str();
+                let kind = if timed_out { ResponseKind::TimedOut } else { ResponseKind::NoConnection };
+                Exchange { outcome: Outcome::Failed(broken), response: Some(kind) }
+            }
         }
     }
 }

@@ -19,7 +19,7 @@ mod response_body;
 mod retry_after;
 
 pub use auth::{Auth, AuthError};
-pub use client::{Client, ClientOptions};
+pub use client::{Client, ClientOptions, Exchange, ResponseKind};
 pub use endpoint::{Endpoint, EndpointError, MAX_ENDPOINT};
 pub use header::{HeaderError, MAX_CUSTOM_HEADERS, check_custom_headers};
 pub use request::{Request, RequestError};

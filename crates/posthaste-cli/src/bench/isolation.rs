@@ -38,6 +38,11 @@ enum Fault {
 }
 
 impl Fault {
+    /// True if there is never a response.
+    fn is_silent(self) -> bool {
+        self != Self::IsSlow
+    }
+
     fn word(self) -> &'static str {
         match self {
             Self::Hangs => "hang",
@@ -58,32 +63,43 @@ struct Load {
     /// Events to the bad endpoints, published at the beginning as fast as possible.
     burst: usize,
     window: Duration,
+    /// How long it takes until each endpoint that does not respond gets another request.
+    cycle: Duration,
 }
 
 /// Healthy endpoints beside bad ones, compared with a run of the same traffic in which none is bad.
-pub async fn run(quick: bool) -> anyhow::Result<Vec<Figure>> {
+pub async fn run(quick: bool, only: Option<&str>) -> anyhow::Result<Vec<Figure>> {
     let endpoints = if quick { 100 } else { 1_000 };
-    let window = Duration::from_secs(if quick { 4 } else { 15 });
+    let [window, cycle] = (if quick { [4, 4] } else { [15, 65] }).map(Duration::from_secs);
     let small = Load {
         name: "small events",
         payload_bytes: 250,
         healthy_rate: 200,
         burst: if quick { 2_000 } else { 20_000 },
         window,
+        cycle,
     };
-    let large = Load { name: "1 MiB events", payload_bytes: 1 << 20, healthy_rate: 5, burst: 100, window };
+    let large = Load { name: "1 MiB events", payload_bytes: 1 << 20, healthy_rate: 5, burst: 100, window, cycle };
     let mut figures = Vec::new();
     for load in [small, large] {
         for bad in [1, 12, endpoints / 2] {
+            let row = |fault: Fault| format!("{bad} of {endpoints} {}", fault.word());
+            let is_selected =
+                |fault: &Fault| only.is_none_or(|text| format!("{}, {}", load.name, row(*fault)).contains(text));
+            let faults = [Fault::Hangs, Fault::IsSlow, Fault::Refuses, Fault::Resets].into_iter().filter(is_selected);
+            let faults: Vec<Fault> = faults.collect();
+            if faults.is_empty() {
+                continue;
+            }
             let mut none_bad = None;
-            for fault in [None, Some(Fault::Hangs), Some(Fault::IsSlow), Some(Fault::Refuses), Some(Fault::Resets)] {
+            for fault in std::iter::once(None).chain(faults.into_iter().map(Some)) {
                 let what = match fault {
                     None => format!("burst to {bad} of {endpoints}, none is bad"),
-                    Some(fault) => format!("{bad} of {endpoints} {}", fault.word()),
+                    Some(fault) => row(fault),
                 };
                 output::say(format_args!("  {}: {what} …", load.name));
                 let run = Run::measure(endpoints, bad, fault, load).await?;
-                figures.extend(run.figures(load, &what, none_bad.as_ref()));
+                figures.extend(run.figures(load, &what, fault, none_bad.as_ref()));
                 none_bad.get_or_insert(run);
             }
         }
@@ -140,13 +156,14 @@ impl Run {
         burst.await??;
         let latencies = arrivals.wait_for(count).await?;
 
-        // Meanwhile the scheduled retries of endpoints that respond with an error are made.
+        // Until then the pauses between the requests to endpoints that do not respond have become long.
         tokio::time::sleep(load.window).await;
-        let window = load.window / 2;
+        // If there are many of them, long enough for about one request to each.
+        let waiting = if fault.is_some_and(Fault::is_silent) && bad > 12 { load.cycle } else { load.window / 2 };
         let (ticks, written) = (server.cpu_ticks()?, server.written_megabytes()?);
-        tokio::time::sleep(window).await;
-        let waiting_cpu = (server.cpu_ticks()? - ticks) as f64 / window.as_secs_f64();
-        let waiting_written = (server.written_megabytes()? - written) / window.as_secs_f64();
+        tokio::time::sleep(waiting).await;
+        let waiting_cpu = (server.cpu_ticks()? - ticks) as f64 / waiting.as_secs_f64();
+        let waiting_written = (server.written_megabytes()? - written) / waiting.as_secs_f64();
         let peak_megabytes = server.peak_megabytes()?;
         anyhow::ensure!(arrivals.count() == count, "{} deliveries too many", arrivals.count() - count);
         Ok(Self { latencies, waiting_cpu, waiting_written, peak_megabytes })
@@ -156,7 +173,7 @@ impl Run {
         self.latencies[((self.latencies.len() - 1) as f64 * share) as usize].as_secs_f64() * 1_000.0
     }
 
-    fn figures(&self, load: Load, what: &str, none_bad: Option<&Self>) -> Vec<Figure> {
+    fn figures(&self, load: Load, what: &str, fault: Option<Fault>, none_bad: Option<&Self>) -> Vec<Figure> {
         let figure =
             |name: &str, value, unit| Figure::new("isolation", format!("{}, {what}: {name}", load.name), value, unit);
         let mut slowest = figure("healthy p99", self.millis(0.99), "ms");
@@ -164,11 +181,16 @@ impl Run {
             let without = none_bad.millis(0.99);
             slowest = slowest.at_most((2.0 * without).max(without + 50.0));
         }
+        let mut waiting_cpu = figure("CPU while dead letters wait", self.waiting_cpu, "%");
+        // The dead letters of slow endpoints do not wait: they are delivered meanwhile.
+        if fault.is_none_or(Fault::is_silent) {
+            waiting_cpu = waiting_cpu.at_most(1.0);
+        }
         vec![
             figure("healthy p50", self.millis(0.5), "ms"),
             slowest,
             figure("peak memory", self.peak_megabytes, "MB"),
-            figure("CPU while dead letters wait", self.waiting_cpu, "%").at_most(1.0),
+            waiting_cpu,
             figure("written while dead letters wait", self.waiting_written, "MB/s"),
         ]
     }

@@ -195,7 +195,7 @@ impl<S: Source> Settler<'_, S> {
 
     fn apply(&mut self, completed: Vec<Completion<S::Item>>, settled: Vec<Settled>) {
         let shared = self.shared;
-        let mut finished = Vec::with_capacity(completed.len());
+        let (mut finished, mut made) = (Vec::with_capacity(completed.len()), 0);
         for (mut completion, settled) in completed.into_iter().zip(settled) {
             shared.metrics.settled(&completion.disposition, settled, completion.took);
             match settled {
@@ -211,9 +211,10 @@ impl<S: Source> Settler<'_, S> {
             if let Disposition::Retry { after, .. } = completion.disposition {
                 shared.next_due.expect(after);
             }
+            made += usize::from(completion.is_made);
             finished.push(completion.item);
         }
-        shared.backpressure.remove_unsettled(finished.len());
+        shared.backpressure.remove_unsettled(made);
         shared.remove(&finished);
     }
 

@@ -13,7 +13,7 @@ use super::next_due::NextDue;
 use super::queue::{Queue, Run};
 use super::renewer::worth_renewing;
 use crate::sink::Reporter;
-use crate::{Claimed, Delivery, Disposition, Outcome, Source, decide};
+use crate::{Claimed, Delivery, Disposition, FailureClass, Outcome, Source, decide};
 
 /// The state that the tasks of one relay share.
 pub(super) struct Shared<S: Source> {
@@ -149,14 +149,17 @@ impl<S: Source> Reporter<S::Item> for Shared<S> {
         }
         let jitter = (self.options.jitter)();
         let claimed = &item.claimed;
+        let is_made = !matches!(&outcome, Outcome::Failed(failure) if failure.class == FailureClass::Outage);
         let disposition = decide(&self.options.retry, claimed.attempt, claimed.budget, outcome, jitter);
         // The rest of a run is delivered only after a head that is done.
         let (next, released) = match disposition == Disposition::Done {
             true => (rest, Run::new()),
             false => (Run::new(), rest),
         };
-        self.backpressure.add_unsettled();
-        let completion = Completion { item, disposition, took, refusals: 0, lock_waits: 0 };
+        if is_made {
+            self.backpressure.add_unsettled();
+        }
+        let completion = Completion { item, disposition, took, is_made, refusals: 0, lock_waits: 0 };
         self.completions.push(completion, released, self.enough_completions());
         if !next.is_empty() {
             self.queue.push_front(next);

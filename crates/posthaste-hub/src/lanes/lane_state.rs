@@ -6,9 +6,12 @@ use tokio::time::Instant;
 /// The longest time for which a fast lane postpones a delivery that exceeds its share, and how much it may postpone.
 pub(super) const LONGEST_POSTPONED: Duration = Duration::from_millis(500);
 pub(super) const MAX_POSTPONED: Load = Load { items: 1_000, bytes: 4 * 1024 * 1024 };
-/// After this many timeouts in a row an endpoint counts as hanging: it gets one request at a time.
-const HANGS_AFTER: u32 = 3;
-/// How long an endpoint that hangs gets no request: at first, and at most.
+/// After this many timeouts in a row an endpoint counts as unresponsive.
+const MAX_TIMEOUTS: u32 = 3;
+/// After this many requests in a row without a response, it counts as unresponsive too, whatever the reasons were. A
+/// refused connection costs little and may be a restart, so that there are more of them.
+const MAX_UNANSWERED: u32 = 20;
+/// How long an unresponsive endpoint gets no request: at first, and at most.
 const FIRST_HOLD: Duration = Duration::from_secs(1);
 pub(super) const LONGEST_HOLD: Duration = Duration::from_secs(60);
 /// Each probe that times out makes the next hold longer by this factor.
@@ -21,10 +24,10 @@ const PART: usize = 8;
 pub(super) enum Standing {
     /// It responded to the last request.
     Responsive,
-    /// It has not responded yet, or the last request timed out.
+    /// It has not responded yet, or the last request had no response.
     Unproven,
-    /// Several requests in a row timed out. It gets one request at a time, with pauses between them.
-    Hanging,
+    /// Several requests in a row had no response. It gets one request at a time, with pauses between them.
+    Unresponsive,
 }
 
 impl Standing {
@@ -33,7 +36,7 @@ impl Standing {
         let reserved = match self {
             Self::Responsive => Load::default(),
             Self::Unproven => budget.part(8),
-            Self::Hanging => budget.part(2),
+            Self::Unresponsive => budget.part(2),
         };
         budget.saturating_sub(all).saturating_sub(reserved)
     }
@@ -43,7 +46,7 @@ impl Standing {
         let reserved = match self {
             Self::Responsive => budget.part(4),
             Self::Unproven => budget.part(2),
-            Self::Hanging => budget,
+            Self::Unresponsive => budget,
         };
         budget.saturating_sub(all).saturating_sub(reserved).part(PART)
     }
@@ -58,9 +61,10 @@ pub(super) struct LaneState {
     pub(super) dead_letter_requests: usize,
     /// The average duration of the last requests, in microseconds; 0 before the first response.
     pub(super) average: u64,
-    /// Timeouts in a row.
+    /// Requests in a row that had no response, and those of them that timed out.
+    unanswered: u32,
     timeouts: u32,
-    /// The endpoint hangs and gets no request before this time.
+    /// The endpoint is unresponsive and gets no request before this time.
     pub(super) hold_until: Option<Instant>,
     /// How long the next hold is.
     hold: Duration,
@@ -75,6 +79,7 @@ impl Default for LaneState {
             fresh_requests: 0,
             dead_letter_requests: 0,
             average: 0,
+            unanswered: 0,
             timeouts: 0,
             hold_until: None,
             hold: FIRST_HOLD,
@@ -85,15 +90,16 @@ impl Default for LaneState {
 
 impl LaneState {
     pub(super) fn standing(&self) -> Standing {
-        match self.timeouts {
+        match self.unanswered {
+            _ if self.timeouts >= MAX_TIMEOUTS => Standing::Unresponsive,
             0 if self.average > 0 => Standing::Responsive,
-            0..HANGS_AFTER => Standing::Unproven,
-            HANGS_AFTER.. => Standing::Hanging,
+            0..MAX_UNANSWERED => Standing::Unproven,
+            MAX_UNANSWERED.. => Standing::Unresponsive,
         }
     }
 
-    pub(super) fn hangs(&self) -> bool {
-        self.standing() == Standing::Hanging
+    pub(super) fn is_unresponsive(&self) -> bool {
+        self.standing() == Standing::Unresponsive
     }
 
     /// The number of requests of fresh deliveries, or of dead letters.
@@ -101,14 +107,20 @@ impl LaneState {
         if is_fresh { &mut self.fresh_requests } else { &mut self.dead_letter_requests }
     }
 
-    /// A request had no response within its timeout. If it was a probe, or the first that shows that the endpoint hangs,
-    /// the endpoint gets no request for a while.
+    /// A request had no response within its timeout.
     pub(super) fn timed_out(&mut self, took: u64, is_probe: bool) {
         self.timeouts = self.timeouts.saturating_add(1);
         if self.average > 0 {
             self.average_in(took);
         }
-        if self.hangs() && (is_probe || self.hold_until.is_none()) {
+        self.unanswered(is_probe);
+    }
+
+    /// A request had no response. If it was a probe, or the first that shows that the endpoint is unresponsive, the
+    /// endpoint gets no request for a while.
+    pub(super) fn unanswered(&mut self, is_probe: bool) {
+        self.unanswered = self.unanswered.saturating_add(1);
+        if self.is_unresponsive() && (is_probe || self.hold_until.is_none()) {
             self.hold_until = Some(Instant::now() + self.hold);
             self.hold = (self.hold * HOLD_FACTOR).min(LONGEST_HOLD);
         }
@@ -116,6 +128,7 @@ impl LaneState {
 
     /// The endpoint responded, whatever it said.
     pub(super) fn responded(&mut self, took: u64) {
+        self.unanswered = 0;
         self.timeouts = 0;
         self.hold = FIRST_HOLD;
         self.hold_until = None;

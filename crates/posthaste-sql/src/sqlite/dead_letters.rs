@@ -165,10 +165,16 @@ async fn insert(
                 .bind(letter.first_delay.map(millis));
         }
         let inserted: HashSet<String> = query.fetch_all(&mut *connection).await?.into_iter().collect();
-        for (id, letter) in chunk.iter().filter(|(id, _)| inserted.contains(id)) {
-            let insert = sqlx::query("INSERT INTO dlt_payload (letter_id, envelope, readable) VALUES (?, ?, ?)");
-            insert.bind(id).bind(&letter.envelope[..]).bind(&letter.readable).execute(&mut *connection).await?;
+        if inserted.is_empty() {
+            continue;
         }
+        let rows = vec!["(?, ?, ?)"; inserted.len()].join(", ");
+        let payloads = format!("INSERT INTO dlt_payload (letter_id, envelope, readable) VALUES {rows}");
+        let mut insert = sqlx::query(AssertSqlSafe(payloads));
+        for (id, letter) in chunk.iter().filter(|(id, _)| inserted.contains(id)) {
+            insert = insert.bind(id).bind(&letter.envelope[..]).bind(&letter.readable);
+        }
+        insert.execute(&mut *connection).await?;
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use sqlx::migrate::{MigrateError, Migrator};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{ConnectOptions, Connection};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::errors::{is_certain, is_locked};
 use super::writer_lock::{BUSY_TIMEOUT, WriterLock};
@@ -18,14 +18,19 @@ use super::writer_lock::{BUSY_TIMEOUT, WriterLock};
 /// The maximum number of jobs in one commit, which bounds how long the first of them waits.
 const GROUP: usize = 256;
 
+/// How long the writer serves only other jobs after a background job, in multiples of the time that it took: if no other
+/// job waits, and if some do. An idle writer may get the next step of an event at any moment.
+const REST: u32 = 1;
+const REST_WHEN_BUSY: u32 = 2;
+
 /// The pause before the writer reconnects.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// The only connection that writes, with a queue of jobs. Jobs that wait together commit together.
 ///
-/// Background jobs have their own queue. They run one by one, each after a group of the others: they are many and long
-/// when endpoints are bad, and must not delay the others.
+/// Background jobs have their own queue. They are many and long when endpoints are bad, and must not delay the others:
+/// they run one by one, with pauses between them.
 #[derive(Clone)]
 pub(super) struct Writer {
     queue: mpsc::Sender<Request>,
@@ -183,13 +188,15 @@ async fn keep_serving(
 
 async fn serve(mut connection: SqliteConnection, writer_lock: WriterLock, queues: &mut Queues) {
     let Queues { requests, background } = queues;
+    // When the next background job may run.
+    let mut rested = Instant::now();
     loop {
         let mut next = tokio::select! {
             biased;
             Some(request) = requests.recv() => Some(request),
-            Some(job) = background.recv() => {
+            Some(job) = rested_job(background, rested) => {
                 let _permit = writer_lock.acquire(BUSY_TIMEOUT).await;
-                write_group(&mut connection, vec![job]).await;
+                rested = write_in_background(&mut connection, job, REST).await;
                 continue;
             }
             else => return,
@@ -209,8 +216,12 @@ async fn serve(mut connection: SqliteConnection, writer_lock: WriterLock, queues
             }
         }
         write_group(&mut connection, group).await;
-        // One job, so that the background makes progress however many others there are.
-        write_group(&mut connection, background.try_recv().into_iter().collect()).await;
+        // The background makes progress however many others there are.
+        if Instant::now() >= rested
+            && let Ok(job) = background.try_recv()
+        {
+            rested = write_in_background(&mut connection, job, REST_WHEN_BUSY).await;
+        }
         match last {
             Some(Request::Migrate(migrator, reply)) => {
                 let _ = reply.send(migrate(&mut connection, &migrator).await);
@@ -223,6 +234,20 @@ async fn serve(mut connection: SqliteConnection, writer_lock: WriterLock, queues
             _ => {}
         }
     }
+}
+
+/// The next background job, not before this time.
+async fn rested_job(background: &mut mpsc::Receiver<Box<dyn Job>>, rested: Instant) -> Option<Box<dyn Job>> {
+    sleep_until(rested).await;
+    background.recv().await
+}
+
+/// Runs a background job, and returns when the next one may run: after a multiple of the time that this one took.
+async fn write_in_background(connection: &mut SqliteConnection, job: Box<dyn Job>, rest: u32) -> Instant {
+    let began = Instant::now();
+    write_group(connection, vec![job]).await;
+    let ended = Instant::now();
+    ended + (ended - began) * rest
 }
 
 /// Finishes the background jobs that were sent before the close, and refuses all others.
