@@ -9,8 +9,8 @@ use bytes::Bytes;
 use posthaste_backend_tests::{MemoryBus, MemorySink};
 use posthaste_core::bus::{Bus, Consumer, Record, Topics, route};
 use posthaste_core::{
-    BusItem, BusSource, BusSourceOptions, Decoded, Failure, FaultKind, Load, Outcome, Relay, RelayOptions, RetryPolicy,
-    StoreError,
+    BusItem, BusSource, BusSourceOptions, Decoded, Failure, FaultKind, GivenUp, Load, Outcome, Relay, RelayOptions,
+    RetryPolicy, StoreError,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -59,11 +59,11 @@ impl World {
                 let fair_key = text.split(' ').next().map(Into::into);
                 Ok(Decoded { value: text, budget: None, fair_key })
             }),
-            dead_letter: Some(Box::new(|item: &BusItem<String>, attempts, failure| Record {
+            dead_letter: Some(Box::new(|item: &BusItem<String>, given_up| Record {
                 topic: "dead".into(),
                 route: 0,
                 key: String::new(),
-                value: Bytes::from(format!("{} {attempts} {}", item.value, failure.code)),
+                value: Bytes::from(describe(&item.value, given_up)),
                 headers: Vec::new(),
             })),
             defer_after: Duration::from_secs(2),
@@ -110,6 +110,11 @@ async fn publish(bus: &MemoryBus, values: &[&[u8]]) {
     assert!(bus.publish(values.iter().map(record).collect()).await.iter().all(Result::is_ok));
 }
 
+fn describe(value: &str, given_up: &GivenUp) -> String {
+    let deferred = if given_up.is_deferred { " deferred" } else { "" };
+    format!("{value} {} {}{deferred}", given_up.attempts, given_up.failure.code)
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_record_is_dead_lettered_before_it_is_acked_and_not_delivered_again_meanwhile() {
     let sink = Sink::answering(|item, _| {
@@ -143,7 +148,7 @@ async fn a_long_delay_or_an_outage_moves_a_record_to_the_dead_letters() {
     let world = World::start(&[b"later", b"sealed"], &sink, 0).await;
     let mut dead = world.dead(2).await;
     dead.sort();
-    assert_eq!(dead, ["later 1 429", "sealed 0 sealed"], "an outage does not count as an attempt");
+    assert_eq!(dead, ["later 1 429 deferred", "sealed 0 sealed deferred"], "an outage does not count as an attempt");
     assert_eq!(world.stop().await, 0);
 }
 
@@ -175,7 +180,7 @@ async fn retries_that_exceed_the_share_of_their_key_are_deferred_and_others_wait
     values.push(b"shaky");
     let world = World::start(&values, &sink, 0).await;
     let dead = world.dead(100).await;
-    let deferred = dead.iter().filter(|dead| dead.ends_with(" 1 503")).count();
+    let deferred = dead.iter().filter(|dead| dead.ends_with(" 1 503 deferred")).count();
     assert_eq!(deferred, 89, "an eighth of what is left waits in memory");
     assert_eq!(dead.iter().filter(|dead| dead.ends_with(" 3 503")).count(), 11, "the others had all attempts");
     assert_eq!(world.stop().await, 0, "all records are acked");

@@ -101,6 +101,9 @@ impl Figure {
 
 /// Runs the benchmarks. Prints one JSON object to stdout and a table for people to stderr.
 pub async fn run(options: BenchOptions) -> anyhow::Result<()> {
+    if options.only.is_some() && options.name != Some(Name::Isolation) {
+        anyhow::bail!("--only selects rows of isolation: run `posthaste bench isolation --only TEXT`");
+    }
     let selected = |name| options.name.is_none_or(|only| only == name);
     let mut figures = Vec::new();
     // First, while this process itself uses little memory and CPU.

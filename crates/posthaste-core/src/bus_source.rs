@@ -35,20 +35,30 @@ pub struct BusSource<T> {
 }
 
 type Decode<T> = Box<dyn Fn(&Fetched) -> Result<Decoded<T>, String> + Send + Sync>;
-type DeadLetter<T> = Box<dyn Fn(&BusItem<T>, u32, &Failure) -> Record + Send + Sync>;
+type DeadLetter<T> = Box<dyn Fn(&BusItem<T>, &GivenUp) -> Record + Send + Sync>;
 
 /// The options of one group's source.
 pub struct BusSourceOptions<T> {
     /// Decodes a record. An operator sees the text of an error in the quarantine.
     pub decode: Decode<T>,
-    /// Builds the dead-letter record of an item from the attempts made and the last failure. `None` if the group has no
-    /// dead-letter topic: then a dead item is quarantined.
+    /// Builds the dead-letter record of an item. `None` if the group has no dead-letter topic: then a dead item is
+    /// quarantined.
     pub dead_letter: Option<DeadLetter<T>>,
     /// An item whose next attempt is further away than this is deferred to the dead-letter topic.
     pub defer_after: Duration,
     /// What may wait in memory for a retry. At this limit no more are fetched. With a dead-letter topic, retries that
     /// exceed the share of their key are deferred to it.
     pub max_waiting: Load,
+}
+
+/// Why an item becomes a dead letter.
+pub struct GivenUp {
+    /// How many attempts were made.
+    pub attempts: u32,
+    /// Why the last of them failed, or why none was made.
+    pub failure: Failure,
+    /// It has attempts left, and must not wait for them in memory.
+    pub is_deferred: bool,
 }
 
 /// A decoded record.
@@ -189,32 +199,33 @@ impl<T: Send + Sync + 'static> BusSource<T> {
 
     /// Publishes these items to the dead-letter topic, or quarantines them if there is none. After an error the caller
     /// must try again with all of them. A second copy is harmless, because readers identify each by its id.
-    async fn dead_letter(&self, to_dead_letter: &[(&Claimed<BusItem<T>>, &Failure)]) -> Result<(), StoreError> {
+    async fn dead_letter(&self, to_dead_letter: &[(&Claimed<BusItem<T>>, &Failure, bool)]) -> Result<(), StoreError> {
         if to_dead_letter.is_empty() {
             return Ok(());
         }
         let Some(dead_letter) = &self.options.dead_letter else {
-            let poison = |(claimed, failure): &(&Claimed<BusItem<T>>, &Failure)| {
+            let poison = |(claimed, failure, _): &(&Claimed<BusItem<T>>, &Failure, bool)| {
                 let record = claimed.item.record.as_deref()?.clone();
                 Some(Poison { record, reason: failure.to_string() })
             };
             let poison: Vec<_> = to_dead_letter.iter().filter_map(poison).collect();
             return self.quarantine.quarantine(&self.group, &poison).await;
         };
-        let record = |(claimed, failure): &(&Claimed<BusItem<T>>, &Failure)| {
+        let record = |(claimed, failure, is_deferred): &(&Claimed<BusItem<T>>, &Failure, bool)| {
             // An outage means that the attempt could not be made, so it does not count. The operator sees why the last
             // attempt that was made failed.
             let is_outage = failure.class == FailureClass::Outage;
-            let made = claimed.attempt - u32::from(is_outage);
-            match claimed.item.last_failure.as_deref().filter(|_| is_outage) {
+            let attempts = claimed.attempt - u32::from(is_outage);
+            let failure = match claimed.item.last_failure.as_deref().filter(|_| is_outage) {
                 Some(last) => {
                     let causes: Vec<String> = last.cause.iter().cloned().chain([failure.to_string()]).collect();
-                    dead_letter(&claimed.item, made, &last.clone().cause(causes.join("; ")))
+                    last.clone().cause(causes.join("; "))
                 }
-                None => dead_letter(&claimed.item, made, failure),
-            }
+                None => (*failure).clone(),
+            };
+            dead_letter(&claimed.item, &GivenUp { attempts, failure, is_deferred: *is_deferred })
         };
-        for part in parts(to_dead_letter, PUBLISHED_AT_ONCE, |(claimed, _)| claimed.bytes) {
+        for part in parts(to_dead_letter, PUBLISHED_AT_ONCE, |(claimed, ..)| claimed.bytes) {
             let published = self.bus.publish(part.into_iter().map(record).collect()).await;
             if let Some(error) = published.into_iter().find_map(Result::err) {
                 return Err(StoreError::new("publish dead letters", error.kind(), error));
@@ -249,7 +260,7 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
     type Item = BusItem<T>;
 
     async fn claim(&self, limit: usize) -> Result<Claim<Self::Item>, StoreError> {
-        // Half of a claim at most: however many retries are due, other records are claimed too.
+        // Half of a claim: however many retries are due, other records are claimed too.
         let mut kept = self.due_again(limit.div_ceil(2)).await?;
         let mut full = false;
         if kept.items.len() < limit && lock(&self.waiting).has_room() {
@@ -276,12 +287,12 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
         let verdicts_of = || settlements.iter().zip(&verdicts);
         let mut to_dead_letter: Vec<_> = verdicts_of()
             .filter_map(|(settlement, verdict)| match verdict {
-                Verdict::DeadLetter(failure) => Some((settlement.claimed, *failure)),
+                Verdict::DeadLetter { failure, is_deferred } => Some((settlement.claimed, *failure, *is_deferred)),
                 _ => None,
             })
             .collect();
         // In the order of their records: a full lane refuses many at the same moment.
-        to_dead_letter.sort_by_key(|(claimed, _)| {
+        to_dead_letter.sort_by_key(|(claimed, ..)| {
             let position = &claimed.item.position;
             (&position.topic, position.partition, position.offset)
         });
@@ -294,7 +305,7 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
                     again.push((*after, next_attempt(settlement.claimed, *counted, *failure)));
                 }
                 // Delivered, or dead-lettered by now.
-                Verdict::Ack | Verdict::DeadLetter(_) => acked.push(index),
+                Verdict::Ack | Verdict::DeadLetter { .. } => acked.push(index),
             }
         }
         let positions: Vec<_> = acked.iter().map(|&index| &settlements[index].claimed.item.position).collect();
@@ -338,7 +349,7 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
 /// What happens to a record.
 enum Verdict<'a> {
     Ack,
-    DeadLetter(&'a Failure),
+    DeadLetter { failure: &'a Failure, is_deferred: bool },
     Wait { after: Duration, counted: bool, failure: Option<&'a Failure> },
 }
 
@@ -349,13 +360,13 @@ impl<T: Send + Sync + 'static> BusSource<T> {
     fn verdicts<'a>(&self, settlements: &[Settlement<'a, BusItem<T>>]) -> Vec<Verdict<'a>> {
         let mut shares = self.options.dead_letter.as_ref().map(|_| lock(&self.waiting).shares());
         let mut verdict = |settlement: &Settlement<'a, BusItem<T>>| match settlement.disposition {
-            Disposition::Dead(failure) => Verdict::DeadLetter(failure),
+            Disposition::Dead(failure) => Verdict::DeadLetter { failure, is_deferred: false },
             Disposition::Retry { after, counted, failure: Some(failure) }
                 if shares.as_mut().is_some_and(|shares| {
                     !counted || *after > self.options.defer_after || !shares.admit(settlement.claimed)
                 }) =>
             {
-                Verdict::DeadLetter(failure)
+                Verdict::DeadLetter { failure, is_deferred: true }
             }
             Disposition::Retry { after, counted, failure } => {
                 Verdict::Wait { after: *after, counted: *counted, failure: failure.as_ref() }

@@ -32,7 +32,7 @@ pub mod metric_names;
 pub mod outbox;
 
 pub use backoff::{Backoff, RetryPolicy};
-pub use bus_source::{BusItem, BusSource, BusSourceOptions, Decoded};
+pub use bus_source::{BusItem, BusSource, BusSourceOptions, Decoded, GivenUp};
 pub use claims::{ClaimToken, Claims};
 pub use error::{BoxError, FaultKind, StoreError};
 pub use event::{

@@ -36,7 +36,7 @@ pub const LOST_LEASES: &str = "lost_leases_total";
 pub const SETTLE_REFUSED: &str = "settle_refused_total";
 /// Items in flight.
 pub const IN_FLIGHT: &str = "in_flight";
-/// Outcomes that are known and not settled.
+/// Outcomes that are known and not settled, without attempts that could not be made.
 pub const UNSETTLED: &str = "unsettled";
 /// Runs that wait in the hot queue.
 pub const QUEUE_HOT_DEPTH: &str = "queue_hot_depth";

@@ -10,7 +10,7 @@ use posthaste_api::{Domain, readable};
 use posthaste_core::bus::{Fetched, Record, route};
 use posthaste_core::hub_store::{DeadLetterFields, NewDeadLetter};
 use posthaste_core::outbox::OutboxItem;
-use posthaste_core::{BusItem, Decoded, Event, Failure, Payload};
+use posthaste_core::{BusItem, Decoded, Event, GivenUp, Payload};
 use posthaste_webhook::Endpoint;
 use prost::Message;
 use uuid::Uuid;
@@ -117,23 +117,20 @@ pub(crate) fn decode_dead_letter(record: &Fetched) -> Result<Decoded<OutboxEvent
     decode_delivery(record).map(|decoded| Decoded { budget: None, ..decoded })
 }
 
-/// The record that dead-letters a delivery whose attempts are spent.
-pub(crate) fn dead_letter(
-    topics: &TopicNames,
-    item: &BusItem<OutboxEvent>,
-    attempts: u32,
-    failure: &Failure,
-) -> Record {
+/// The record that dead-letters a delivery.
+pub(crate) fn dead_letter(topics: &TopicNames, item: &BusItem<OutboxEvent>, given_up: &GivenUp) -> Record {
     let mut message = (*item.value).clone();
     let now = Utc::now();
+    let failure = &given_up.failure;
     message.failure = Some(proto::Failure {
         code: failure.code.to_string(),
         message: failure.message.clone(),
         cause: failure.cause.clone(),
-        attempts,
+        attempts: given_up.attempts,
         first_failed_at: Some(proto::timestamp(item.first_failed_at.unwrap_or(now))),
         last_failed_at: Some(proto::timestamp(now)),
         retry_after: failure.retry_after.map(proto::duration),
+        deferred: given_up.is_deferred,
     });
     let domain = message.domain.parse().unwrap_or(Domain::Organization);
     Record {
@@ -146,8 +143,8 @@ pub(crate) fn dead_letter(
 }
 
 /// The dead letter of a record of a dead-letter topic. Its first retry is due after the configured interval, or after
-/// the time that the endpoint requested. If no retries are configured, only a delivery for which no request was made
-/// yet is scheduled: its lane was full, and its first request is not a retry.
+/// the time that the endpoint requested. If no retries are configured, only a deferred delivery is scheduled, because its
+/// attempts are not spent.
 pub(crate) fn new_dead_letter(message: &OutboxEvent, settings: &DltSettings) -> NewDeadLetter {
     let event = message.event.clone().unwrap_or_default();
     let failure = message.failure.clone().unwrap_or_default();
@@ -170,10 +167,11 @@ pub(crate) fn new_dead_letter(message: &OutboxEvent, settings: &DltSettings) -> 
         error: failure.message,
         error_code: failure.code,
         error_cause: failure.cause,
+        is_deferred: failure.deferred,
         first_delay: match failure.attempts {
             // Its first request is not a retry. It is made as soon as its lane has room.
             0 => Some(requested),
-            _ => (settings.max_retry > 0).then(|| settings.retry_interval.max(requested)),
+            _ => (failure.deferred || settings.max_retry > 0).then(|| settings.retry_interval.max(requested)),
         },
     }
 }

@@ -35,7 +35,8 @@ const LANES: Budgets = Budgets {
     fresh: Load { items: 64_000, bytes: 512 * 1024 * 1024 },
     dead_letters: Load { items: 2_000, bytes: 256 * 1024 * 1024 },
 };
-/// Deliveries that a lane has refused, until they are dead letters.
+/// In addition, for deliveries that a lane has refused, until they are dead letters. They may also use what the lanes
+/// leave.
 const MAX_REFUSED: Load = Load { items: 2_000, bytes: 64 * 1024 * 1024 };
 /// How many dead letters one write settles. Other writes wait meanwhile.
 const SETTLED_AT_ONCE: usize = 50;
@@ -197,9 +198,7 @@ impl Pipeline {
             let topics = topics.clone();
             BusSourceOptions {
                 decode: Box::new(envelope::decode_delivery),
-                dead_letter: Some(Box::new(move |item, attempts, failure| {
-                    envelope::dead_letter(&topics, item, attempts, failure)
-                })),
+                dead_letter: Some(Box::new(move |item, given_up| envelope::dead_letter(&topics, item, given_up))),
                 defer_after: DEFER_AFTER,
                 max_waiting: MAX_WAITING,
             }

@@ -222,7 +222,8 @@ impl LanePlace {
         self.fresh_bytes.is_some()
     }
 
-    /// Waits for its permit; `None` if that takes too long, or if the endpoint is unresponsive by then.
+    /// Waits for its permit; `None` if that takes too long, or if the endpoint is unresponsive by then and gets no
+    /// further request now.
     pub(crate) async fn acquire(mut self) -> Option<LanePermit> {
         let permit = timeout(MAX_WAIT, &mut self.permit).await.ok()?.ok()?;
         let mut state = lock(&self.lane.state);

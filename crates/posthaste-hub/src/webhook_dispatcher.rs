@@ -34,7 +34,10 @@ const NOT_NOW: Outcome = Outcome::Snoozed { wait: Duration::ZERO };
 
 /// The lane has no room, so nothing was sent.
 fn lane_full() -> Outcome {
-    Outcome::Failed(Failure::outage("LANE_FULL", "the endpoint is slower than its traffic; nothing was sent"))
+    Outcome::Failed(Failure::outage(
+        "LANE_FULL",
+        "the endpoint is slower than its traffic or does not respond; nothing was sent",
+    ))
 }
 
 impl WebhookDispatcher {

@@ -72,9 +72,9 @@ pub struct Exchange {
 pub enum ResponseKind {
     /// The head of a response arrived.
     Responded,
-    /// Nothing arrived in time, or a gateway says so of its server.
+    /// The response was not complete in time, or a gateway says so of its server.
     TimedOut,
-    /// The connection could not be made, or was closed before a response.
+    /// The connection could not be made, or was closed before a response in HTTP.
     NoConnection,
 }
 
@@ -139,8 +139,11 @@ impl Client {
                 Exchange { outcome: answer.outcome(&[], &request), response: Some(answer.kind()) }
             }
             _ => {
-                let timed_out = broken.code == StatusCode::GATEWAY_TIMEOUT.as_str();
-                let kind = if timed_out { ResponseKind::TimedOut } else { ResponseKind::NoConnection };
+                let kind = match broken.code == StatusCode::GATEWAY_TIMEOUT.as_str() {
+                    true => ResponseKind::TimedOut,
+                    false if head.is_some() => ResponseKind::Responded,
+                    false => ResponseKind::NoConnection,
+                };
                 Exchange { outcome: Outcome::Failed(broken), response: Some(kind) }
             }
         }

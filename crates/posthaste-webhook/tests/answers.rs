@@ -5,7 +5,7 @@ mod subscriber;
 use std::time::Duration;
 
 use posthaste_core::{FailureClass, Outcome};
-use posthaste_webhook::{Auth, Endpoint, Request};
+use posthaste_webhook::{Auth, Endpoint, Request, ResponseKind};
 use subscriber::{SHORT, Subscriber, client, failure_of, read_request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::mpsc;
@@ -163,6 +163,23 @@ async fn a_refusal_keeps_its_status_even_if_its_body_hangs_or_breaks() {
     assert_eq!((failure.class, failure.code.as_ref()), (FailureClass::Permanent, "410"));
     let breaking = Subscriber::answering_once_and_closing(head).await;
     assert_eq!(failure_of(breaking.request()).await.code, "410");
+}
+
+#[tokio::test]
+async fn the_behaviour_of_an_endpoint_does_not_depend_on_what_it_says() {
+    let kind = async |request: Request| client().exchange(request).await.response;
+    let of = async |subscriber: Subscriber| kind(Request { timeout: SHORT, ..subscriber.request() }).await;
+    for complete in [answer("200 OK", "", b""), answer("503 Service Unavailable", "", b"")] {
+        assert_eq!(of(Subscriber::answering(complete).await).await, Some(ResponseKind::Responded));
+    }
+    let broken = "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nshort";
+    assert_eq!(of(Subscriber::answering_once_and_closing(broken).await).await, Some(ResponseKind::Responded));
+    let gateway = answer("504 Gateway Timeout", "", b"");
+    assert_eq!(of(Subscriber::answering(gateway).await).await, Some(ResponseKind::TimedOut));
+    assert_eq!(of(Subscriber::answering_and_hanging("").await).await, Some(ResponseKind::TimedOut));
+    assert_eq!(of(Subscriber::answering_once_and_closing("").await).await, Some(ResponseKind::NoConnection));
+    let refused = subscriber::request("http://127.0.0.1:1/hook");
+    assert_eq!(kind(refused).await, Some(ResponseKind::NoConnection));
 }
 
 #[tokio::test]

@@ -68,6 +68,7 @@ pub fn dead_letter(delivery_id: &str) -> NewDeadLetter {
         error: "HTTP 503 from the endpoint".to_owned(),
         error_code: "503".to_owned(),
         error_cause: None,
+        is_deferred: false,
         first_delay: Some(Duration::ZERO),
     }
 }
@@ -261,17 +262,16 @@ pub async fn a_settlement_of_an_earlier_claim_changes_nothing(harness: &impl Hub
     assert_eq!(settle(&next, &claimed, Disposition::Done).await, Settled::Applied);
 }
 
-/// The first request for a delivery is not a retry, so it stays scheduled even with a limit of 0 retries.
+/// The first attempt of a deferred delivery is not a retry, so it stays scheduled even with a limit of 0 retries.
 pub async fn schedules_end_where_the_limit_was_lowered(harness: &impl HubHarness) {
     let (store, source) = open(harness).await;
-    let mut untried = dead_letter("untried");
-    untried.fields.attempts = 0;
-    source.insert(vec![dead_letter("tried"), untried]).await.unwrap();
+    let deferred = NewDeadLetter { is_deferred: true, ..dead_letter("deferred") };
+    source.insert(vec![dead_letter("tried"), deferred]).await.unwrap();
     store.end_schedules(1).await.unwrap();
     assert!(store.of_event("event-tried").await.unwrap()[0].scheduled_at.is_some(), "it has a retry left");
     store.end_schedules(0).await.unwrap();
     assert!(store.of_event("event-tried").await.unwrap()[0].scheduled_at.is_none());
-    assert_eq!(one(&source).await.item.fields.event_id, "event-untried");
+    assert_eq!(one(&source).await.item.fields.event_id, "event-deferred");
 }
 
 /// Tests every condition of a filter, and every order.

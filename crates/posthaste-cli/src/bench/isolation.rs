@@ -63,7 +63,7 @@ struct Load {
     /// Events to the bad endpoints, published at the beginning as fast as possible.
     burst: usize,
     window: Duration,
-    /// How long it takes until each endpoint that does not respond gets another request.
+    /// How long it takes until each endpoint that does not respond gets another request; not so long in a quick run.
     cycle: Duration,
 }
 
@@ -104,6 +104,7 @@ pub async fn run(quick: bool, only: Option<&str>) -> anyhow::Result<Vec<Figure>>
             }
         }
     }
+    anyhow::ensure!(!figures.is_empty(), "no row has a name that contains {:?}", only.unwrap_or_default());
     Ok(figures)
 }
 

@@ -65,9 +65,9 @@ pub trait DeadLetterStore: DeadLetterReplays + DeadLetterQueries + Send + Sync +
     /// Ends all leases of this owner.
     async fn release_all(&self, owner: &str) -> Result<(), StoreError>;
 
-    /// Clears the schedule of dead letters that already had `max_retry` scheduled retries. A dead letter for which no
-    /// request was made keeps its schedule: its first request is not a retry. Called at a start, whose limit may be
-    /// lower than before.
+    /// Clears the schedule of dead letters that already had `max_retry` scheduled retries. A dead letter that was
+    /// deferred keeps its schedule for one attempt, which is not a retry. Called at a start, whose limit may be lower than
+    /// before.
     async fn end_schedules(&self, max_retry: u32) -> Result<(), StoreError>;
 }
 
@@ -142,6 +142,8 @@ pub struct NewDeadLetter {
     pub error_code: String,
     /// The cause of the error.
     pub error_cause: Option<String>,
+    /// The delivery was deferred: its first scheduled attempt is not a retry.
+    pub is_deferred: bool,
     /// How long until the first scheduled retry; `None` if there is none.
     pub first_delay: Option<Duration>,
 }

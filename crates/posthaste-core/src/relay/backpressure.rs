@@ -11,8 +11,8 @@ const SLOW_STATEMENT: Duration = Duration::from_millis(500);
 /// After a crash, deliveries whose outcome was not settled are repeated. So the relay starts no delivery while it
 /// cannot settle outcomes or renew leases: a crash then repeats only the deliveries that had already started.
 pub(super) struct Backpressure {
-    /// The number of outcomes that are known and not settled, without those of attempts that could not be made: a crash
-    /// repeats nothing of them.
+    /// The number of outcomes that are known and not settled, without those of attempts that could not be made, which
+    /// are tried again with or without a crash.
     unsettled: AtomicUsize,
     max_unsettled: usize,
     pub(super) settling: Statement,

@@ -29,8 +29,8 @@ pub(super) struct Completions<T> {
 
 struct Waiting<T> {
     completed: VecDeque<Completion<T>>,
-    /// Outcomes of attempts that could not be made. There may be many at the same moment, and a crash repeats nothing
-    /// of them, so the others are settled first.
+    /// Outcomes of attempts that could not be made. There may be many at the same moment, and they are tried again with
+    /// or without a crash, so the others are settled first.
     unmade: VecDeque<Completion<T>>,
     released: Vec<Arc<InFlightItem<T>>>,
 }
@@ -48,14 +48,15 @@ pub(super) struct Batch<T> {
 }
 
 impl<T> Batch<T> {
-    /// Moves outcomes into this batch, until it has `limit` of them or the next one would make it too large.
+    /// Moves outcomes into this batch, until it has `limit` of them or the next one would make `bytes` too large.
     fn fill(&mut self, from: &mut VecDeque<Completion<T>>, limit: usize, bytes: &mut usize) {
         while self.completed.len() < limit {
             let fits = |next: &mut Completion<T>| {
-                *bytes += next.unfinished_bytes();
-                *bytes <= NOT_DONE_AT_ONCE || self.completed.is_empty()
+                let more = next.unfinished_bytes();
+                more == 0 || *bytes == 0 || *bytes + more <= NOT_DONE_AT_ONCE
             };
             let Some(next) = from.pop_front_if(fits) else { return };
+            *bytes += next.unfinished_bytes();
             self.completed.push(next);
         }
     }
@@ -98,7 +99,7 @@ impl<T> Completions<T> {
             self.urgent.store(true, Ordering::Release);
         }
         let mut waiting = lock(&self.waiting);
-        match completion.is_made {
+        match completion.is_made || is_urgent {
             true => waiting.completed.push_back(completion),
             false => waiting.unmade.push_back(completion),
         }
@@ -120,10 +121,11 @@ impl<T> Completions<T> {
         self.urgent.store(false, Ordering::Release);
         let mut waiting = lock(&self.waiting);
         let mut batch = Batch { completed: Vec::new(), released: std::mem::take(&mut waiting.released) };
-        let mut bytes = 0;
-        let for_unmade = waiting.unmade.len().min(self.batch_size / UNMADE_PART);
+        // Each with its own bytes, so that large outcomes of one kind do not keep the other from its part.
+        let (mut bytes, mut unmade_bytes) = (0, 0);
+        let for_unmade = waiting.unmade.len().min(self.batch_size.div_ceil(UNMADE_PART)).min(self.batch_size - 1);
         batch.fill(&mut waiting.completed, self.batch_size - for_unmade, &mut bytes);
-        batch.fill(&mut waiting.unmade, self.batch_size, &mut bytes);
+        batch.fill(&mut waiting.unmade, self.batch_size, &mut unmade_bytes);
         batch
     }
 

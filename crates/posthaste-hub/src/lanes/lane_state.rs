@@ -8,13 +8,13 @@ pub(super) const LONGEST_POSTPONED: Duration = Duration::from_millis(500);
 pub(super) const MAX_POSTPONED: Load = Load { items: 1_000, bytes: 4 * 1024 * 1024 };
 /// After this many timeouts in a row an endpoint counts as unresponsive.
 const MAX_TIMEOUTS: u32 = 3;
-/// After this many requests in a row without a response, it counts as unresponsive too, whatever the reasons were. A
-/// refused connection costs little and may be a restart, so that there are more of them.
+/// After this many requests in a row without a response, it counts as unresponsive too, whatever the reasons were. Many
+/// of them may be under way at the same time.
 const MAX_UNANSWERED: u32 = 20;
 /// How long an unresponsive endpoint gets no request: at first, and at most.
 const FIRST_HOLD: Duration = Duration::from_secs(1);
 pub(super) const LONGEST_HOLD: Duration = Duration::from_secs(60);
-/// Each probe that times out makes the next hold longer by this factor.
+/// Each probe without a response makes the next hold longer by this factor.
 const HOLD_FACTOR: u32 = 4;
 /// A lane may use one part in this many of what is left of the budget.
 const PART: usize = 8;

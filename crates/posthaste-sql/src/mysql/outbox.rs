@@ -53,8 +53,11 @@ pub struct OutboxStore {
 #[async_trait]
 impl Pool<OutboxStore> for MySqlPool {
     async fn open(&self, table: TableName, mode: Mode) -> Result<OutboxStore, OpenError> {
-        let version = sqlx::query_scalar("SELECT VERSION()").fetch_one(self).await;
-        let version: String = version.map_err(|error| store_error("open the outbox", error))?;
+        let failed = |error| store_error("open the outbox", error);
+        let mut connection = Pooled::acquire(self).await.map_err(failed)?;
+        let version = sqlx::query_scalar("SELECT VERSION()").fetch_one(&mut *connection).await;
+        let version: String = version.map_err(failed)?;
+        connection.finish();
         if is_too_old(&version) {
             let remedy = "use MySQL 8.0.16, MariaDB 10.6 or later".to_owned();
             return Err(OpenError::Unsuitable { problem: format!("database server is {version}"), remedy });
@@ -81,9 +84,11 @@ fn is_too_old(version: &str) -> bool {
 
 pub(super) async fn migrate(pool: &MySqlPool, table: &TableName, migrator: &Migrator) -> Result<(), OpenError> {
     let failed = |error| store_error("read the history of the outbox", error);
-    let mut connection = pool.acquire().await.map_err(failed)?;
+    // If this fails or is cancelled, the connection is closed, which also releases its lock.
+    let mut connection = Pooled::acquire(pool).await.map_err(failed)?;
     let found = newest_made(&mut connection, migrator).await.map_err(failed)?;
     if found == Some(newest(migrator)) {
+        connection.finish();
         return Ok(());
     }
     // MySQL creates tables outside of transactions, and the lock that sqlx uses has no effect on MariaDB. So this takes
@@ -97,6 +102,7 @@ pub(super) async fn migrate(pool: &MySqlPool, table: &TableName, migrator: &Migr
     let brought_up = bring_up(migrator, table, found, migrator.run_direct(None, &mut *connection, false)).await;
     let unlock = sqlx::query("SELECT RELEASE_LOCK(?)").bind(&name).execute(&mut *connection);
     unlock.await.map_err(failed)?;
+    connection.finish();
     brought_up
 }
 

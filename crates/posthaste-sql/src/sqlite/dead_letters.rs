@@ -124,7 +124,7 @@ impl DeadLetterStore for DeadLetterTable {
 
     async fn end_schedules(&self, max_retry: u32) -> Result<(), StoreError> {
         const END: &str = "UPDATE dlt_event SET scheduled_at = NULL
-             WHERE due IS NOT NULL AND scheduled_at IS NOT NULL AND attempts > 0 AND retry_count >= ?";
+             WHERE due IS NOT NULL AND scheduled_at IS NOT NULL AND retry_count >= iif(deferred, max(?1, 1), ?1)";
         let end = self.database.write("end scheduled retries", move |connection| {
             Box::pin(async move { sqlx::query(END).bind(max_retry).execute(connection).await.map(|_| ()) })
         });
@@ -137,12 +137,12 @@ async fn insert(
     letters: Arc<Vec<(String, NewDeadLetter)>>,
 ) -> Result<(), sqlx::Error> {
     for chunk in letters.chunks(CHUNK) {
-        let row = format!("(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {NOW_MS} + ?, {NOW_MS}, {NOW_MS})");
+        let row = format!("(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {NOW_MS} + ?, {NOW_MS}, {NOW_MS})");
         let rows = vec![row; chunk.len()].join(", ");
         let mut query = sqlx::query_scalar(AssertSqlSafe(format!(
             "INSERT INTO dlt_event (id, delivery_id, event_id, subscription_id, subscriber_id, event_type, domain,
-                 endpoint, attempts, error, error_code, error_cause, first_failed_at, scheduled_at, created_at,
-                 updated_at)
+                 endpoint, attempts, error, error_code, error_cause, first_failed_at, deferred, scheduled_at,
+                 created_at, updated_at)
              VALUES {rows} ON CONFLICT (delivery_id) DO NOTHING
              RETURNING id"
         )));
@@ -162,6 +162,7 @@ async fn insert(
                 .bind(&letter.error_code)
                 .bind(&letter.error_cause)
                 .bind(fields.first_failed_at.timestamp_millis())
+                .bind(letter.is_deferred)
                 .bind(letter.first_delay.map(millis));
         }
         let inserted: HashSet<String> = query.fetch_all(&mut *connection).await?.into_iter().collect();

@@ -22,6 +22,8 @@ const GROUP: usize = 256;
 /// job waits, and if some do. An idle writer may get the next step of an event at any moment.
 const REST: u32 = 1;
 const REST_WHEN_BUSY: u32 = 2;
+/// At most this long: a job may have waited for a file that another process had locked.
+const LONGEST_REST: Duration = Duration::from_millis(200);
 
 /// The pause before the writer reconnects.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -247,7 +249,7 @@ async fn write_in_background(connection: &mut SqliteConnection, job: Box<dyn Job
     let began = Instant::now();
     write_group(connection, vec![job]).await;
     let ended = Instant::now();
-    ended + (ended - began) * rest
+    ended + ((ended - began) * rest).min(LONGEST_REST)
 }
 
 /// Finishes the background jobs that were sent before the close, and refuses all others.

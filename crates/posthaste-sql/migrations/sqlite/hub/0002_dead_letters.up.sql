@@ -20,6 +20,8 @@ CREATE TABLE dlt_event (
     error_code      TEXT NOT NULL,
     error_cause     TEXT,
     first_failed_at INTEGER NOT NULL,
+    -- 1: it has immediate attempts left. Its first scheduled attempt is not a retry.
+    deferred        INTEGER NOT NULL DEFAULT 0,
     -- When its next retry is due; NULL: no retry is scheduled.
     scheduled_at    INTEGER,
     -- When a replay is due, which precedes the schedule, and the request that it belongs to.
