@@ -1,6 +1,6 @@
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use anyhow::Context;
@@ -21,7 +21,7 @@ pub enum Manner {
     Healthy,
     /// Refuses a third of its requests, at random.
     Flaky,
-    /// Does not listen until it comes up; then it accepts every request.
+    /// Refuses every request until it comes up; then it accepts every request.
     Down,
 }
 
@@ -32,8 +32,7 @@ pub struct Subscriber {
     received: Arc<Received>,
     /// Ids of the dead letters that were replayed at least once.
     replayed: Mutex<HashSet<Uuid>>,
-    /// Bound but not listening: the socket keeps its port, and connections are refused.
-    closed: Mutex<Option<TcpSocket>>,
+    is_down: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
@@ -47,15 +46,9 @@ impl Subscriber {
         let socket = TcpSocket::new_v4()?;
         socket.bind((Ipv4Addr::LOCALHOST, 0).into()).context("no free port on loopback")?;
         let address = socket.local_addr()?;
-        let received = Arc::default();
-        let closed = match manner {
-            Manner::Down => Some(socket),
-            _ => {
-                serve(socket.listen(BACKLOG)?, manner, Arc::clone(&received));
-                None
-            }
-        };
-        Ok(Self { name, address, received, replayed: Mutex::default(), closed: Mutex::new(closed) })
+        let (received, is_down) = (Arc::default(), Arc::new(AtomicBool::new(manner == Manner::Down)));
+        serve(socket.listen(BACKLOG)?, manner, Arc::clone(&received), is_down.clone());
+        Ok(Self { name, address, received, replayed: Mutex::default(), is_down })
     }
 
     pub fn name(&self) -> &'static str {
@@ -67,15 +60,12 @@ impl Subscriber {
     }
 
     pub fn is_down(&self) -> bool {
-        lock(&self.closed).is_some()
+        self.is_down.load(Ordering::Relaxed)
     }
 
-    /// Starts listening, unless the subscriber listens already.
-    pub fn come_up(&self) -> anyhow::Result<()> {
-        if let Some(socket) = lock(&self.closed).take() {
-            serve(socket.listen(BACKLOG)?, Manner::Healthy, self.received.clone());
-        }
-        Ok(())
+    /// From now on a subscriber that was down accepts every request.
+    pub fn come_up(&self) {
+        self.is_down.store(false, Ordering::Relaxed);
     }
 
     /// How many different events the subscriber has accepted.
@@ -101,11 +91,11 @@ impl Subscriber {
     }
 }
 
-fn serve(listener: TcpListener, manner: Manner, received: Arc<Received>) {
+fn serve(listener: TcpListener, manner: Manner, received: Arc<Received>, is_down: Arc<AtomicBool>) {
     let answer = move |headers: HeaderMap| {
-        let received = received.clone();
+        let (received, is_down) = (received.clone(), is_down.clone());
         async move {
-            if manner == Manner::Flaky && fastrand::u8(0..3) == 0 {
+            if is_down.load(Ordering::Relaxed) || (manner == Manner::Flaky && fastrand::u8(0..3) == 0) {
                 return StatusCode::SERVICE_UNAVAILABLE;
             }
             let Some(id) = headers.get("webhook-id").and_then(|id| id.to_str().ok()) else {
