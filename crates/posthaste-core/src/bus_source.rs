@@ -61,6 +61,23 @@ pub struct GivenUp {
     pub is_deferred: bool,
 }
 
+impl GivenUp {
+    /// An outage means that the attempt could not be made, so it does not count. The operator sees why the last attempt
+    /// that was made failed.
+    fn of<T>(claimed: &Claimed<BusItem<T>>, failure: &Failure, is_deferred: bool) -> Self {
+        let is_outage = failure.class == FailureClass::Outage;
+        let attempts = claimed.attempt - u32::from(is_outage);
+        let failure = match claimed.item.last_failure.as_deref().filter(|_| is_outage) {
+            Some(last) => {
+                let causes: Vec<String> = last.cause.iter().cloned().chain([failure.to_string()]).collect();
+                last.clone().cause(causes.join("; "))
+            }
+            None => failure.clone(),
+        };
+        Self { attempts, failure, is_deferred }
+    }
+}
+
 /// A decoded record.
 pub struct Decoded<T> {
     /// The decoded value.
@@ -199,33 +216,20 @@ impl<T: Send + Sync + 'static> BusSource<T> {
 
     /// Publishes these items to the dead-letter topic, or quarantines them if there is none. After an error the caller
     /// must try again with all of them. A second copy is harmless, because readers identify each by its id.
-    async fn dead_letter(&self, to_dead_letter: &[(&Claimed<BusItem<T>>, &Failure, bool)]) -> Result<(), StoreError> {
+    async fn dead_letter(&self, to_dead_letter: &[(&Claimed<BusItem<T>>, &GivenUp)]) -> Result<(), StoreError> {
         if to_dead_letter.is_empty() {
             return Ok(());
         }
         let Some(dead_letter) = &self.options.dead_letter else {
-            let poison = |(claimed, failure, _): &(&Claimed<BusItem<T>>, &Failure, bool)| {
+            let poison = |(claimed, given_up): &(&Claimed<BusItem<T>>, &GivenUp)| {
                 let record = claimed.item.record.as_deref()?.clone();
-                Some(Poison { record, reason: failure.to_string() })
+                Some(Poison { record, reason: given_up.failure.to_string() })
             };
             let poison: Vec<_> = to_dead_letter.iter().filter_map(poison).collect();
             return self.quarantine.quarantine(&self.group, &poison).await;
         };
-        let record = |(claimed, failure, is_deferred): &(&Claimed<BusItem<T>>, &Failure, bool)| {
-            // An outage means that the attempt could not be made, so it does not count. The operator sees why the last
-            // attempt that was made failed.
-            let is_outage = failure.class == FailureClass::Outage;
-            let attempts = claimed.attempt - u32::from(is_outage);
-            let failure = match claimed.item.last_failure.as_deref().filter(|_| is_outage) {
-                Some(last) => {
-                    let causes: Vec<String> = last.cause.iter().cloned().chain([failure.to_string()]).collect();
-                    last.clone().cause(causes.join("; "))
-                }
-                None => (*failure).clone(),
-            };
-            dead_letter(&claimed.item, &GivenUp { attempts, failure, is_deferred: *is_deferred })
-        };
-        for part in parts(to_dead_letter, PUBLISHED_AT_ONCE, |(claimed, ..)| claimed.bytes) {
+        let record = |(claimed, given_up): &(&Claimed<BusItem<T>>, &GivenUp)| dead_letter(&claimed.item, given_up);
+        for part in parts(to_dead_letter, PUBLISHED_AT_ONCE, |(claimed, _)| claimed.bytes) {
             let published = self.bus.publish(part.into_iter().map(record).collect()).await;
             if let Some(error) = published.into_iter().find_map(Result::err) {
                 return Err(StoreError::new("publish dead letters", error.kind(), error));
@@ -287,12 +291,12 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
         let verdicts_of = || settlements.iter().zip(&verdicts);
         let mut to_dead_letter: Vec<_> = verdicts_of()
             .filter_map(|(settlement, verdict)| match verdict {
-                Verdict::DeadLetter { failure, is_deferred } => Some((settlement.claimed, *failure, *is_deferred)),
+                Verdict::DeadLetter(given_up) => Some((settlement.claimed, given_up)),
                 _ => None,
             })
             .collect();
         // In the order of their records: a full lane refuses many at the same moment.
-        to_dead_letter.sort_by_key(|(claimed, ..)| {
+        to_dead_letter.sort_by_key(|(claimed, _)| {
             let position = &claimed.item.position;
             (&position.topic, position.partition, position.offset)
         });
@@ -305,7 +309,7 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
                     again.push((*after, next_attempt(settlement.claimed, *counted, *failure)));
                 }
                 // Delivered, or dead-lettered by now.
-                Verdict::Ack | Verdict::DeadLetter { .. } => acked.push(index),
+                Verdict::Ack | Verdict::DeadLetter(_) => acked.push(index),
             }
         }
         let positions: Vec<_> = acked.iter().map(|&index| &settlements[index].claimed.item.position).collect();
@@ -349,7 +353,7 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
 /// What happens to a record.
 enum Verdict<'a> {
     Ack,
-    DeadLetter { failure: &'a Failure, is_deferred: bool },
+    DeadLetter(GivenUp),
     Wait { after: Duration, counted: bool, failure: Option<&'a Failure> },
 }
 
@@ -360,13 +364,13 @@ impl<T: Send + Sync + 'static> BusSource<T> {
     fn verdicts<'a>(&self, settlements: &[Settlement<'a, BusItem<T>>]) -> Vec<Verdict<'a>> {
         let mut shares = self.options.dead_letter.as_ref().map(|_| lock(&self.waiting).shares());
         let mut verdict = |settlement: &Settlement<'a, BusItem<T>>| match settlement.disposition {
-            Disposition::Dead(failure) => Verdict::DeadLetter { failure, is_deferred: false },
+            Disposition::Dead(failure) => Verdict::DeadLetter(GivenUp::of(settlement.claimed, failure, false)),
             Disposition::Retry { after, counted, failure: Some(failure) }
                 if shares.as_mut().is_some_and(|shares| {
                     !counted || *after > self.options.defer_after || !shares.admit(settlement.claimed)
                 }) =>
             {
-                Verdict::DeadLetter { failure, is_deferred: true }
+                Verdict::DeadLetter(GivenUp::of(settlement.claimed, failure, true))
             }
             Disposition::Retry { after, counted, failure } => {
                 Verdict::Wait { after: *after, counted: *counted, failure: failure.as_ref() }

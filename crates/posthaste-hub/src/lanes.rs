@@ -281,9 +281,10 @@ impl Drop for LanePermit {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::future::join_all;
+
     use super::lane_state::{LONGEST_HOLD, LONGEST_POSTPONED, MAX_POSTPONED};
     use super::*;
-    use futures_util::future::join_all;
 
     const BUDGET: Load = Load { items: 1_200, bytes: 1_200_000 };
     const MIB: usize = 1024 * 1024;
