@@ -1,10 +1,10 @@
+use std::time::Duration;
+
 use axum::http::StatusCode;
 use posthaste_api::DeadLetterStatus;
 use posthaste_hub::{DeadLetterFilter, PageRequest, Settings, SubscriptionFilter};
 
-use crate::support::{
-    Subscriber, ask, assert_counted, execute, header, open, publish, start, subscribe, until, with_fast_retries,
-};
+use crate::support::{Subscriber, ask, assert_counted, execute, header, open, publish, start, subscribe, until};
 
 const EVENT: &str = r#"{"eventType":"order.placed","sourceService":"shop","payload":1}"#;
 
@@ -104,29 +104,37 @@ async fn only_the_record_that_the_bus_cannot_read_is_quarantined() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unreadable_dead_letter_does_not_stop_other_retries() {
-    let world = start(with_fast_retries()).await;
+    let folder = tempfile::tempdir().unwrap();
     let subscriber = Subscriber::default();
-    subscribe(&world.hub, "*", "all", &format!("http://{}/hook", subscriber.start().await), None).await;
+    // No retry happens before the row is damaged.
+    let mut settings = Settings::default();
+    settings.dlt.retry_interval = Duration::from_hours(1);
+    let hub = open(folder.path(), settings).await;
+    subscribe(&hub, "*", "all", &format!("http://{}/hook", subscriber.start().await), None).await;
     subscriber.answer(StatusCode::SERVICE_UNAVAILABLE);
-    let bad = publish(&world.hub, EVENT).await;
-    let good = publish(&world.hub, EVENT).await;
+    let bad = publish(&hub, EVENT).await;
+    let good = publish(&hub, EVENT).await;
     let all = DeadLetterFilter { status: None, ..DeadLetterFilter::default() };
-    until("both are dead letters", async || (world.hub.dead_letters(&all).await.unwrap().total == 2).then_some(()))
-        .await;
-    let damage = format!("UPDATE dlt_event SET attempts = -1 WHERE event_id = '{bad}'");
-    world.execute(damage).await;
+    until("both are dead letters", async || (hub.dead_letters(&all).await.unwrap().total == 2).then_some(())).await;
+    hub.stop().await;
+    let damage = format!(
+        "UPDATE dlt_event SET scheduled_at = 0;
+         UPDATE dlt_event SET attempts = -1 WHERE event_id = '{bad}'"
+    );
+    execute(folder.path(), damage).await;
     subscriber.answer(StatusCode::OK);
+    let hub = open(folder.path(), Settings::default()).await;
     until("the other is delivered", async || {
-        let letters = world.hub.dead_letters(&all).await.unwrap().items;
+        let letters = hub.dead_letters(&all).await.unwrap().items;
         let processed = |letter: &posthaste_api::DeadLetter| letter.status == DeadLetterStatus::Processed;
         letters.iter().any(|letter| letter.message_id == good && processed(letter)).then_some(())
     })
     .await;
     until("the unreadable one has failed", async || {
         let given_up = "SELECT count(*) FROM dlt_event WHERE error_code = 'unreadable' AND due IS NULL";
-        (world.ask::<i64>(given_up).await == 1).then_some(())
+        (ask::<i64>(folder.path(), given_up).await == 1).then_some(())
     })
     .await;
-    world.hub.stop().await;
+    hub.stop().await;
     assert_counted("posthaste_unreadable_rows_total{table=\"dlt_event\"}");
 }

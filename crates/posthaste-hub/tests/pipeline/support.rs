@@ -26,11 +26,18 @@ struct Inbox {
     received: Mutex<Vec<(HeaderMap, Bytes)>>,
     arrived: Notify,
     answer: Mutex<StatusCode>,
+    /// The answer to this many first requests.
+    first: Mutex<(usize, StatusCode)>,
 }
 
 impl Default for Inbox {
     fn default() -> Self {
-        Self { received: Mutex::default(), arrived: Notify::new(), answer: Mutex::new(StatusCode::OK) }
+        Self {
+            received: Mutex::default(),
+            arrived: Notify::new(),
+            answer: Mutex::new(StatusCode::OK),
+            first: Mutex::default(),
+        }
     }
 }
 
@@ -45,6 +52,11 @@ impl Subscriber {
 
     pub fn answer(&self, status: StatusCode) {
         *self.0.answer.lock().unwrap() = status;
+    }
+
+    /// Answers this many first requests in this way, and the others as `answer` says.
+    pub fn answer_first(&self, count: usize, status: StatusCode) {
+        *self.0.first.lock().unwrap() = (count, status);
     }
 
     pub fn received(&self) -> Vec<(HeaderMap, Bytes)> {
@@ -69,9 +81,14 @@ impl Subscriber {
 }
 
 async fn receive(State(subscriber): State<Subscriber>, headers: HeaderMap, body: Bytes) -> StatusCode {
-    subscriber.0.received.lock().unwrap().push((headers, body));
+    let number = {
+        let mut received = subscriber.0.received.lock().unwrap();
+        received.push((headers, body));
+        received.len()
+    };
     subscriber.0.arrived.notify_waiters();
-    *subscriber.0.answer.lock().unwrap()
+    let (count, status) = *subscriber.0.first.lock().unwrap();
+    if number <= count { status } else { *subscriber.0.answer.lock().unwrap() }
 }
 
 pub struct World {
