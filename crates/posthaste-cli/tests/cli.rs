@@ -49,6 +49,8 @@ impl Place {
 
     fn serve(&self) -> Server {
         let mut command = self.command(&["serve", "--listen", "127.0.0.1:0"]);
+        // A request does not time out because the machine is busy.
+        command.env("POSTHASTE__DELIVERY__TIMEOUT", "60s").env("POSTHASTE__DLT__TIMEOUT", "60s");
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let mut stderr = BufReader::new(child.stderr.take().unwrap()).lines();
         let mut read = String::new();

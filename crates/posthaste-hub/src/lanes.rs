@@ -385,7 +385,7 @@ mod tests {
         drop(in_flight);
         assert!(acquire().await.is_none(), "deliveries that were admitted before are not sent");
         drop(places);
-        for hold in [1, 4, 16, 60, 60].map(Duration::from_secs) {
+        for hold in [1, 4, 16, 64, 120, 120].map(Duration::from_secs) {
             assert_eq!(room(0), Room::After(hold), "it is left alone for a while");
             assert!(admit(&lanes, "s", 1).is_none());
             tokio::time::advance(hold).await;

@@ -70,7 +70,7 @@ struct Load {
 /// Healthy endpoints beside bad ones, compared with a run of the same traffic in which none is bad.
 pub async fn run(quick: bool, only: Option<&str>) -> anyhow::Result<Vec<Figure>> {
     let endpoints = if quick { 100 } else { 1_000 };
-    let [window, cycle] = (if quick { [4, 4] } else { [15, 65] }).map(Duration::from_secs);
+    let [window, cycle] = (if quick { [4, 4] } else { [15, 125] }).map(Duration::from_secs);
     let small = Load {
         name: "small events",
         payload_bytes: 250,

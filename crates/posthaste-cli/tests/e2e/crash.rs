@@ -1,7 +1,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -9,12 +9,12 @@ use crate::api::Api;
 use crate::process::Installation;
 use crate::subscriber::Subscriber;
 
-/// An event that was sent but not settled before a crash may be delivered again. Settlements are written within 100 ms;
-/// the rest is reserve for a busy machine.
-const IN_FLIGHT: Duration = Duration::from_millis(1_500);
-/// Requests that the killed process sent may still arrive this much later.
-const ON_THE_WIRE: Duration = Duration::from_millis(500);
 const KILLS: usize = 5;
+/// The events whose delivery is settled below the watermark of its partition. They may not be delivered again.
+const SETTLED: &str = "SELECT record.key FROM log_record record
+    JOIN log_partition place ON place.id = record.partition_id AND place.topic LIKE 'posthaste.outbox%'
+    JOIN log_group progress ON progress.partition_id = place.id AND progress.group_name = 'outbox-processor'
+    WHERE record.\"offset\" < progress.watermark";
 
 /// Publishes batches until `stop` is set. Sends a batch without a response again with the same ids, as a client must.
 async fn publish(api: Api, writer: usize, stop: Arc<AtomicBool>, accepted_so_far: Arc<AtomicUsize>) -> Vec<String> {
@@ -69,7 +69,10 @@ async fn no_accepted_event_is_lost_when_the_server_is_killed_under_load() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         server.kill();
-        kills.push(Instant::now());
+        // A delivery is settled only after its response, so no request of a settled delivery is still on its way.
+        let settled: HashSet<_> = installation.run_sqlite3(SETTLED).lines().map(str::to_owned).collect();
+        assert!(settled.len() > kills.len() * 500, "{} deliveries are settled", settled.len());
+        kills.push((subscriber.arrivals().len(), settled));
         server = installation.start().await;
     }
     stop.store(true, Ordering::Relaxed);
@@ -89,19 +92,11 @@ async fn no_accepted_event_is_lost_when_the_server_is_killed_under_load() {
         .await;
     assert!(server.terminate().await.success(), "{}", installation.log());
 
-    let mut seen: std::collections::HashMap<String, Instant> = std::collections::HashMap::new();
-    let mut duplicates = 0;
-    for arrival in subscriber.arrivals() {
-        if let Some(before) = seen.insert(arrival.event_id.clone(), arrival.at) {
-            duplicates += 1;
-            // Sent shortly before a kill and not settled yet.
-            let excused = kills.iter().any(|kill| before < *kill + ON_THE_WIRE && *kill < before + IN_FLIGHT);
-            assert!(
-                excused,
-                "{} was delivered again although its first delivery was settled long before a kill",
-                arrival.event_id
-            );
-        }
+    let arrivals = subscriber.arrivals();
+    for (arrived, settled) in &kills {
+        let again = arrivals[*arrived..].iter().find(|arrival| settled.contains(&arrival.event_id));
+        assert!(again.is_none(), "{} was delivered again after it was settled", again.unwrap().event_id);
     }
+    let duplicates = arrivals.len() - subscriber.counts().len();
     println!("{} events accepted over {KILLS} kills, {duplicates} duplicates, none lost", accepted_ids.len());
 }

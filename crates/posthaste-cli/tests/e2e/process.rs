@@ -59,6 +59,9 @@ impl Installation {
             .current_dir(self.folder.path())
             .env("POSTHASTE__HTTP__LISTEN", self.address.to_string())
             .env("POSTHASTE__TELEMETRY__LOG", "warn")
+            // A request does not time out because the machine is busy, unless the settings of the test say so.
+            .env("POSTHASTE__DELIVERY__TIMEOUT", "60s")
+            .env("POSTHASTE__DLT__TIMEOUT", "60s")
             .envs(self.settings.iter().map(|(key, value)| (key, value)))
             .stdin(Stdio::null())
             .stdout(Stdio::null())

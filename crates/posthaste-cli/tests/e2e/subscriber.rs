@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Bytes;
@@ -20,6 +20,8 @@ struct Inner {
     arrivals: Mutex<Vec<Arrival>>,
     arrived: Notify,
     status: Mutex<StatusCode>,
+    /// The response to this many first requests.
+    first: Mutex<(u64, StatusCode)>,
     answers_after: AtomicU64,
     answered: AtomicU64,
     /// False while it hangs: requests then get no response.
@@ -33,7 +35,6 @@ struct Inner {
 #[derive(Clone)]
 pub struct Arrival {
     pub event_id: String,
-    pub at: Instant,
     pub uri: Uri,
     pub headers: HeaderMap,
     pub body: Bytes,
@@ -54,6 +55,7 @@ impl Subscriber {
             arrivals: Mutex::default(),
             arrived: Notify::new(),
             status: Mutex::new(StatusCode::OK),
+            first: Mutex::default(),
             answers_after: AtomicU64::new(0),
             answered: AtomicU64::new(0),
             responds: watch::Sender::new(true),
@@ -77,6 +79,11 @@ impl Subscriber {
 
     pub fn answer(&self, status: StatusCode) {
         *self.0.status.lock().unwrap() = status;
+    }
+
+    /// Responds to this many first requests with this status, and to the others as `answer` says.
+    pub fn answer_first(&self, count: u64, status: StatusCode) {
+        *self.0.first.lock().unwrap() = (count, status);
     }
 
     pub fn answer_after(&self, wait: Duration) {
@@ -139,7 +146,7 @@ impl Subscriber {
 async fn receive(State(subscriber): State<Subscriber>, uri: Uri, headers: HeaderMap, body: Bytes) -> StatusCode {
     let inner = &subscriber.0;
     let event_id = headers["webhook-id"].to_str().expect("an id is ASCII").to_owned();
-    inner.arrivals.lock().unwrap().push(Arrival { event_id, at: Instant::now(), uri, headers, body });
+    inner.arrivals.lock().unwrap().push(Arrival { event_id, uri, headers, body });
     inner.arrived.notify_waiters();
     let _open = Open::count(&inner.open);
     inner
@@ -152,8 +159,9 @@ async fn receive(State(subscriber): State<Subscriber>, uri: Uri, headers: Header
     if wait > 0 {
         tokio::time::sleep(Duration::from_millis(wait)).await;
     }
-    inner.answered.fetch_add(1, Ordering::Relaxed);
-    *inner.status.lock().unwrap()
+    let before = inner.answered.fetch_add(1, Ordering::Relaxed);
+    let (count, status) = *inner.first.lock().unwrap();
+    if before < count { status } else { *inner.status.lock().unwrap() }
 }
 
 /// Counts a request until it has a response or its client has closed the connection.

@@ -13,7 +13,7 @@ const MAX_TIMEOUTS: u32 = 3;
 const MAX_UNANSWERED: u32 = 20;
 /// How long an unresponsive endpoint gets no request: at first, and at most.
 const FIRST_HOLD: Duration = Duration::from_secs(1);
-pub(super) const LONGEST_HOLD: Duration = Duration::from_secs(60);
+pub(super) const LONGEST_HOLD: Duration = Duration::from_secs(120);
 /// Each probe without a response makes the next hold longer by this factor.
 const HOLD_FACTOR: u32 = 4;
 /// A lane may use one part in this many of what is left of the budget.

@@ -2,15 +2,17 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use posthaste_api::DeadLetterStatus;
-use posthaste_hub::{DeadLetterFilter, PageRequest, Settings, SubscriptionFilter};
+use posthaste_hub::{DeadLetterFilter, PageRequest, SubscriptionFilter};
 
-use crate::support::{Subscriber, ask, assert_counted, execute, header, open, publish, start, subscribe, until};
+use crate::support::{
+    Subscriber, ask, assert_counted, execute, header, open, publish, start, subscribe, test_settings, until,
+};
 
 const EVENT: &str = r#"{"eventType":"order.placed","sourceService":"shop","payload":1}"#;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unreadable_subscription_does_not_stop_other_subscriptions() {
-    let world = start(Settings::default()).await;
+    let world = start(test_settings()).await;
     let (good, bad) = (Subscriber::default(), Subscriber::default());
     for (name, subscriber) in [("bad", &bad), ("good", &good)] {
         let endpoint = format!("http://{}/hook", subscriber.start().await);
@@ -32,7 +34,7 @@ async fn an_unreadable_subscription_does_not_stop_other_subscriptions() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unreadable_definition_stops_only_its_own_subscriptions() {
-    let world = start(Settings::default()).await;
+    let world = start(test_settings()).await;
     let subscriber = Subscriber::default();
     let endpoint = format!("http://{}/hook", subscriber.start().await);
     subscribe(&world.hub, "order.placed", "good", &endpoint, None).await;
@@ -53,7 +55,7 @@ async fn an_unreadable_definition_stops_only_its_own_subscriptions() {
 async fn unreadable_progress_does_not_keep_the_hub_from_starting() {
     let folder = tempfile::tempdir().unwrap();
     let subscriber = Subscriber::default();
-    let hub = open(folder.path(), Settings::default()).await;
+    let hub = open(folder.path(), test_settings()).await;
     subscribe(&hub, "*", "all", &format!("http://{}/hook", subscriber.start().await), None).await;
     publish(&hub, EVENT).await;
     publish(&hub, r#"{"eventType":"order.paid","sourceService":"shop","payload":1}"#).await;
@@ -64,7 +66,7 @@ async fn unreadable_progress_does_not_keep_the_hub_from_starting() {
                      AND partition_id = (SELECT id FROM log_partition WHERE topic = 'posthaste.events.order.paid')";
     execute(folder.path(), damage).await;
 
-    let hub = open(folder.path(), Settings::default()).await;
+    let hub = open(folder.path(), test_settings()).await;
     let id = publish(&hub, EVENT).await;
     until("the new event arrives", async || {
         subscriber.received().iter().any(|(headers, _)| header(headers, "webhook-id") == id).then_some(())
@@ -80,7 +82,7 @@ async fn unreadable_progress_does_not_keep_the_hub_from_starting() {
 async fn only_the_record_that_the_bus_cannot_read_is_quarantined() {
     let folder = tempfile::tempdir().unwrap();
     let subscriber = Subscriber::default();
-    let hub = open(folder.path(), Settings::default()).await;
+    let hub = open(folder.path(), test_settings()).await;
     subscribe(&hub, "*", "all", &format!("http://{}/hook", subscriber.start().await), None).await;
     publish(&hub, EVENT).await;
     subscriber.wait_for(1).await;
@@ -92,7 +94,7 @@ async fn only_the_record_that_the_bus_cannot_read_is_quarantined() {
                   UPDATE log_partition SET next_offset = next_offset + 2 WHERE topic LIKE 'posthaste.events.%'";
     execute(folder.path(), damage).await;
 
-    let hub = open(folder.path(), Settings::default()).await;
+    let hub = open(folder.path(), test_settings()).await;
     let id = publish(&hub, EVENT).await;
     assert_eq!(header(&subscriber.wait_for(2).await[1].0, "webhook-id"), id);
     hub.stop().await;
@@ -107,7 +109,7 @@ async fn an_unreadable_dead_letter_does_not_stop_other_retries() {
     let folder = tempfile::tempdir().unwrap();
     let subscriber = Subscriber::default();
     // No retry happens before the row is damaged.
-    let mut settings = Settings::default();
+    let mut settings = test_settings();
     settings.dlt.retry_interval = Duration::from_hours(1);
     let hub = open(folder.path(), settings).await;
     subscribe(&hub, "*", "all", &format!("http://{}/hook", subscriber.start().await), None).await;
@@ -123,7 +125,7 @@ async fn an_unreadable_dead_letter_does_not_stop_other_retries() {
     );
     execute(folder.path(), damage).await;
     subscriber.answer(StatusCode::OK);
-    let hub = open(folder.path(), Settings::default()).await;
+    let hub = open(folder.path(), test_settings()).await;
     until("the other is delivered", async || {
         let letters = hub.dead_letters(&all).await.unwrap().items;
         let processed = |letter: &posthaste_api::DeadLetter| letter.status == DeadLetterStatus::Processed;

@@ -1,8 +1,8 @@
 use posthaste_api::EventIn;
 use posthaste_core::Event;
-use posthaste_hub::{Accepted, ChannelError, Hub, Settings};
+use posthaste_hub::{Accepted, ChannelError, Hub};
 
-use crate::support::{Subscriber, execute, header, open, publish, start, subscribe};
+use crate::support::{Subscriber, execute, header, open, publish, start, subscribe, test_settings};
 
 fn event(json: &str) -> Event {
     serde_json::from_str::<EventIn>(json).unwrap().validate().unwrap()
@@ -23,14 +23,14 @@ async fn assert_refused(hub: &Hub, event_type: &str, owner: &str) {
 async fn a_restart_does_not_change_which_type_owns_a_topic() {
     let folder = tempfile::tempdir().unwrap();
     let subscriber = Subscriber::default();
-    let hub = open(folder.path(), Settings::default()).await;
+    let hub = open(folder.path(), test_settings()).await;
     subscribe(&hub, "*", "all", &format!("http://{}/hook", subscriber.start().await), None).await;
     // Delayed, so that no topic exists for it before the restart.
     let first = r#"{"eventType":"inv.paid","sourceService":"s","deliverAfter":"1s","payload":1}"#;
     let id = publish(&hub, first).await;
     hub.stop().await;
 
-    let hub = open(folder.path(), Settings::default()).await;
+    let hub = open(folder.path(), test_settings()).await;
     assert_refused(&hub, "inv_paid", "inv.paid").await;
     let received = subscriber.wait_for(1).await;
     assert_eq!(header(&received[0].0, "webhook-id"), id);
@@ -40,7 +40,7 @@ async fn a_restart_does_not_change_which_type_owns_a_topic() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_that_is_not_stored_leaves_no_channel() {
-    let world = start(Settings::default()).await;
+    let world = start(test_settings()).await;
     let taken = publish(&world.hub, r#"{"eventType":"known","sourceService":"s","payload":1}"#).await;
     let conflict = |event_type: &str| {
         event(&format!(r#"{{"eventId":"{taken}","eventType":"{event_type}","sourceService":"s","payload":2}}"#))
@@ -66,14 +66,14 @@ async fn an_event_that_is_not_stored_leaves_no_channel() {
 async fn a_row_inserted_by_plain_sql_owns_its_topic_before_it_is_due() {
     let folder = tempfile::tempdir().unwrap();
     let subscriber = Subscriber::default();
-    let hub = open(folder.path(), Settings::default()).await;
+    let hub = open(folder.path(), test_settings()).await;
     subscribe(&hub, "*", "all", &format!("http://{}/hook", subscriber.start().await), None).await;
     let insert = "INSERT INTO outbox_event (event_id, event_type, payload, available_at)
                   VALUES ('plain', 'inv.paid', '1', strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '+2 seconds'))";
     execute(folder.path(), insert).await;
     assert_refused(&hub, "inv_paid", "inv.paid").await;
     hub.stop().await;
-    let hub = open(folder.path(), Settings::default()).await;
+    let hub = open(folder.path(), test_settings()).await;
     assert_refused(&hub, "inv_paid", "inv.paid").await;
     let received = subscriber.wait_for(1).await;
     assert_eq!(header(&received[0].0, "webhook-id"), "plain");
@@ -83,7 +83,7 @@ async fn a_row_inserted_by_plain_sql_owns_its_topic_before_it_is_due() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_limit_of_channels_also_holds_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
-    let mut settings = Settings::default();
+    let mut settings = test_settings();
     settings.bus.max_channels = 2;
     let hub = open(folder.path(), settings.clone()).await;
     let results = hub.ingest().publish(vec![event_of("one"), event_of("two"), event_of("three")], false).await;

@@ -1,10 +1,10 @@
 use std::time::Duration;
 
 use posthaste_api::EventIn;
-use posthaste_hub::{Hub, PartStatus, Settings};
+use posthaste_hub::{Hub, PartStatus};
 use posthaste_sql::sqlite::HubDatabase;
 
-use crate::support::{Subscriber, header, open_database, open_on, publish, start, subscribe, until};
+use crate::support::{Subscriber, header, open_database, open_on, publish, start, subscribe, test_settings, until};
 
 const EVENT: &str = r#"{"eventType":"order.placed","sourceService":"shop","payload":1}"#;
 
@@ -39,7 +39,7 @@ async fn limit_pages(database: &HubDatabase, pages: &'static str) {
 async fn readiness_names_a_database_that_refuses_writes_until_it_accepts_them() {
     let folder = tempfile::tempdir().unwrap();
     let database = open_database(folder.path()).await;
-    let hub = open_on(folder.path(), database.clone(), Settings::default()).await;
+    let hub = open_on(folder.path(), database.clone(), test_settings()).await;
     until_ready(&hub).await;
     // The smallest possible limit: the number of pages that the file has.
     limit_pages(&database, "PRAGMA max_page_count = 1").await;
@@ -61,7 +61,7 @@ async fn readiness_names_a_database_that_refuses_writes_until_it_accepts_them() 
 
 #[tokio::test(flavor = "multi_thread")]
 async fn readiness_names_a_stalled_relay_until_it_makes_progress() {
-    let mut settings = Settings::default();
+    let mut settings = test_settings();
     settings.outbox.lease = Duration::from_secs(3);
     let world = start(settings).await;
     let subscriber = Subscriber::default();

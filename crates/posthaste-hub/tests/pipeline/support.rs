@@ -74,7 +74,7 @@ impl Subscriber {
                 arrived.await;
             }
         };
-        let enough = tokio::time::timeout(Duration::from_secs(20), waiting).await;
+        let enough = tokio::time::timeout(Duration::from_secs(60), waiting).await;
         assert!(enough.is_ok(), "{} of {count} requests arrived", self.received().len());
         self.received()
     }
@@ -120,9 +120,17 @@ pub async fn open_on(folder: &Path, database: Arc<HubDatabase>, settings: Settin
     Hub::start(Parts { database, client, sealer, settings }).await.unwrap()
 }
 
+/// The default settings, with which a request does not time out because the machine is busy.
+pub fn test_settings() -> Settings {
+    let mut settings = Settings::default();
+    settings.delivery.timeout = Duration::from_secs(60);
+    settings.dlt.timeout = Duration::from_secs(60);
+    settings
+}
+
 /// Settings with which dead letters become due fast, so that a test sees all their retries.
 pub fn with_fast_retries() -> Settings {
-    let mut settings = Settings::default();
+    let mut settings = test_settings();
     settings.dlt.retry_interval = Duration::from_millis(200);
     settings
 }
@@ -155,7 +163,7 @@ pub fn header<'a>(headers: &'a HeaderMap, name: &str) -> &'a str {
 
 /// Calls `look` until it returns a value.
 pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
-    let end = tokio::time::Instant::now() + Duration::from_secs(20);
+    let end = tokio::time::Instant::now() + Duration::from_secs(60);
     loop {
         if let Some(found) = look().await {
             return found;
@@ -191,13 +199,6 @@ async fn connect(folder: &Path) -> SqliteConnection {
 impl World {
     pub async fn execute(&self, sql: impl Into<String>) {
         execute(self.folder.path(), sql).await;
-    }
-
-    pub async fn ask<T>(&self, sql: &'static str) -> T
-    where
-        T: for<'r> sqlx::Decode<'r, Sqlite> + sqlx::Type<Sqlite> + Send + Unpin,
-    {
-        ask(self.folder.path(), sql).await
     }
 }
 

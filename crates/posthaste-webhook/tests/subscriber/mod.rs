@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 /// Long enough that no test reaches it by accident.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 /// Short enough that tests which wait for it stay quick.
-pub const SHORT: Duration = Duration::from_millis(150);
+pub const SHORT: Duration = Duration::from_secs(2);
 
 /// A request as it came over the wire.
 #[derive(Debug)]
