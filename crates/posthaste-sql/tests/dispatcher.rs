@@ -3,16 +3,20 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use posthaste_core::outbox::{
-    Mode, OpenError, Outbox, OutboxBuilder, OutboxStatus, Reader, Settings, StartError, Store, Table, TableName,
+    Mode, OpenError, Outbox, OutboxBuilder, OutboxRow, OutboxStatus, Reader, Settings, StartError, Store, Table,
+    TableName,
 };
 use posthaste_core::{Event, Failure, Listeners, Outcome, RetryPolicy, Source};
 use posthaste_sql::sqlite::{Database, OutboxStore};
 use sqlx::sqlite::{SqliteConnectOptions, SqlitePool};
 use tempfile::TempDir;
 use tokio::sync::Notify;
+
+/// The time after which a test stops waiting and fails.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 const MODES: [Mode; 3] = [Mode::SingleNode, Mode::MultiNode, Mode::ORDERED];
 
@@ -73,8 +77,17 @@ fn order(number: i64) -> Event {
     Event::json("order.placed", &number).unwrap().build().unwrap()
 }
 
-async fn status(outbox: &Outbox<OutboxStore>, id: &str) -> OutboxStatus {
-    outbox.find(id).await.unwrap().unwrap().status
+/// Waits until an event has this status, and returns its row.
+async fn row_when(outbox: &Outbox<OutboxStore>, id: &str, status: OutboxStatus) -> OutboxRow {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let row = outbox.find(id).await.unwrap().unwrap();
+        if row.status == status {
+            return row;
+        }
+        assert!(Instant::now() < deadline, "not in time: {status:?} of {row:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 /// The events with which listeners were called.
@@ -120,7 +133,7 @@ impl Calls {
                 called.await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(20), enough).await.expect("listeners are called");
+        tokio::time::timeout(PATIENCE, enough).await.expect("listeners are called");
     }
 }
 
@@ -136,15 +149,14 @@ async fn a_listener_is_called_once_per_committed_event_and_never_after_a_rollbac
             placed.push(shop.place(&outbox, number, true).await);
             placed.push(shop.place_plainly(&outbox, 100 + number).await);
         }
-        calls.wait_for(50).await;
+        for id in &placed {
+            row_when(&outbox, id, OutboxStatus::Done).await;
+        }
         outbox.close().await;
         let mut counts: HashMap<String, usize> = HashMap::new();
         calls.0.0.lock().unwrap().iter().for_each(|id| *counts.entry(id.clone()).or_default() += 1);
         assert!(placed.iter().all(|id| counts.get(id) == Some(&1)), "deliveries == events when nothing crashes");
         assert!(!counts.contains_key(&rolled_back));
-        for id in &placed {
-            assert_eq!(status(&outbox, id).await, OutboxStatus::Done);
-        }
     }
 }
 
@@ -183,10 +195,9 @@ async fn failures_and_panics_are_counted_until_the_event_is_dead() {
         });
         let outbox = shop.outbox(mode).listeners(listeners).start().await.unwrap();
         let id = shop.place(&outbox, 1, true).await;
-        calls.wait_for(3).await;
+        let row = row_when(&outbox, &id, OutboxStatus::Dead).await;
         outbox.close().await;
-        let row = outbox.find(&id).await.unwrap().unwrap();
-        assert_eq!((row.status, row.last_error.as_deref()), (OutboxStatus::Dead, Some("shop: gone")));
+        assert_eq!(row.last_error.as_deref(), Some("shop: gone"));
         assert_eq!(calls.count(), 3, "three attempts and no more");
     }
 }
@@ -206,12 +217,10 @@ async fn a_snooze_costs_no_attempt_and_an_unroutable_event_is_dead_at_once() {
         let stray = Event::json("order.unknown", &1).unwrap();
         let stray = outbox.write(&mut transaction, stray).await.unwrap().unwrap();
         transaction.commit().await.unwrap();
-        calls.wait_for(6).await;
+        let row = row_when(&outbox, &id, OutboxStatus::Done).await;
+        let stray = row_when(&outbox, &stray, OutboxStatus::Dead).await;
         outbox.close().await;
-        let row = outbox.find(&id).await.unwrap().unwrap();
-        assert_eq!((row.status, row.attempts), (OutboxStatus::Done, 0));
-        let stray = outbox.find(&stray).await.unwrap().unwrap();
-        assert_eq!((stray.status, stray.attempts), (OutboxStatus::Dead, 0));
+        assert_eq!((calls.count(), row.attempts, stray.attempts), (6, 0, 0));
         assert!(stray.last_error.unwrap().starts_with("unroutable"));
     }
 }
@@ -233,11 +242,10 @@ async fn a_crash_loses_no_event_and_the_next_process_continues() {
     crashed.store().void_lease().await.unwrap();
     let calls = Calls::default();
     let outbox = shop.outbox(Mode::SingleNode).listeners(calls.listeners()).start().await.unwrap();
-    calls.wait_for(10).await;
-    outbox.close().await;
     for id in &ids {
-        assert_eq!(status(&outbox, id).await, OutboxStatus::Done);
+        row_when(&outbox, id, OutboxStatus::Done).await;
     }
+    outbox.close().await;
     assert_eq!(calls.count(), 10);
 }
 

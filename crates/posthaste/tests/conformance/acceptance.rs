@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use posthaste::{Delay, Event, Failure, Mode, Outbox, OutboxStatus, RetryPolicy};
 
-use crate::harness::{Calls, Harness, all_back, event, on_every_store, outbox, row_when, write};
+use crate::harness::{Calls, Harness, Metrics, all_back, event, on_every_store, outbox, row_when, write};
 
 on_every_store! {
     k1_a_rollback_leaves_no_row,
@@ -37,15 +37,17 @@ async fn k1_a_rollback_leaves_no_row<H: Harness>(db: H) {
 
 async fn k2_a_commit_is_delivered_by_the_hot_path<H: Harness>(db: H) {
     for mode in [Mode::SingleNode, Mode::MultiNode] {
-        let calls = Calls::default();
+        let (calls, metrics) = (Calls::default(), Metrics::default());
         let table = format!("hot_{}", mode.word());
+        let listening = metrics.listening();
         let outbox = outbox(&db, &calls, |builder| builder.mode(mode).table(table)).await;
+        drop(listening);
         let written = event();
-        let started = tokio::time::Instant::now();
         write(&outbox, std::slice::from_ref(&written)).await;
         calls.wait_for(1).await;
         let row = row_when(&outbox, written.id(), |row| row.status == OutboxStatus::Done).await;
-        assert!(started.elapsed() < Duration::from_secs(2));
+        let enqueued = |path: &str| metrics.counter(&format!("posthaste_enqueue_{path}_total"));
+        assert_eq!((enqueued("hot"), enqueued("cold")), (1, 0));
         assert!(row.done_at.is_some() && row.locked_by.is_none() && row.locked_at.is_none());
         assert_eq!((row.attempts, calls.ids()), (0, vec![written.id().to_owned()]));
         outbox.close().await;

@@ -10,8 +10,8 @@ use posthaste::{
 use posthaste_core::Source;
 
 use crate::harness::{
-    Calls, Gate, HOUR, Harness, Metrics, all_done, claim, event, events, node, on_every_store, outbox, retry, row,
-    row_when, settle, until, watched, write, write_plain, writer,
+    Calls, Gate, HOUR, Harness, Metrics, PATIENCE, all_done, claim, event, events, node, on_every_store, outbox, retry,
+    row, row_when, settle, until, watched, write, write_plain, writer,
 };
 
 on_every_store! {
@@ -398,7 +398,8 @@ async fn h13_hot_events_go_before_cold_ones_two_to_one<H: Harness>(db: H) {
 
 async fn h14_close_drains_and_releases_the_rest<H: Harness>(db: H) {
     let calls = Calls::default();
-    let builder = Outbox::new(db.pool().await).mode(Mode::MultiNode).workers(1).table("drained");
+    let settings = Settings { mode: Mode::MultiNode, workers: 1, drain: PATIENCE, ..Settings::default() };
+    let builder = Outbox::new(db.pool().await).settings(settings).table("drained");
     let slow = calls.slow_listeners(Duration::from_millis(20));
     let outbox = builder.listeners(slow).start().await.unwrap();
     let ids = write(&outbox, &events(10)).await;

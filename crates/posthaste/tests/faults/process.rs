@@ -48,8 +48,8 @@ impl Node {
     }
 
     /// Waits until the diary fulfils a condition.
-    pub fn wait_until(&self, what: &str, is_so: impl Fn(&[Entry]) -> bool) {
-        wait_until(what, || is_so(&self.entries()));
+    pub async fn wait_until(&self, what: &str, is_so: impl Fn(&[Entry]) -> bool) {
+        wait_until(what, async || is_so(&self.entries())).await;
     }
 }
 
@@ -61,11 +61,12 @@ impl Drop for Node {
     }
 }
 
-pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
+/// Checks a condition repeatedly until it is true.
+pub async fn wait_until(what: &str, is_so: impl AsyncFn() -> bool) {
     let deadline = Instant::now() + PATIENCE;
-    while !is_so() {
+    while !is_so().await {
         assert!(Instant::now() < deadline, "not in time: {what}");
-        std::thread::sleep(Duration::from_millis(5));
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
