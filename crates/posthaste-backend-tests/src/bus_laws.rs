@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::Bytes;
 use posthaste_core::Settled;
-use posthaste_core::bus::{Bus, Consumer, Fetched, Position, Record, Topics};
+use posthaste_core::bus::{Bus, Consumer, Fetched, MAX_RECORD, Position, PublishError, Record, Topics};
 
-/// The lease of a bus under test: long enough to be renewed in time, short enough for a test to wait for its end.
+/// A short lease: a test can wait for its end.
 pub const LEASE: Duration = Duration::from_millis(300);
+/// A long lease: it does not end during a test.
+pub const LONG_LEASE: Duration = Duration::from_secs(60);
 
 /// The time after which a law stops waiting and fails.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -21,8 +23,19 @@ pub trait BusHarness: Send + Sync {
     /// The bus under test.
     type Bus: Bus;
 
-    /// A bus on the store, with leases of [`LEASE`]. Two buses share nothing but the store, like two processes.
-    async fn open(&self) -> Self::Bus;
+    /// A bus on the store, with leases of this length. Two buses share nothing but the store, like two processes.
+    async fn open_with(&self, lease: Duration) -> Self::Bus;
+
+    /// A bus with leases of [`LEASE`].
+    async fn open(&self) -> Self::Bus {
+        self.open_with(LEASE).await
+    }
+
+    /// Removes the records of a topic below this offset, as a retention would that ignores the groups.
+    async fn remove_below(&self, topic: &str, offset: i64);
+
+    /// Moves a group to the earliest record in all partitions of a topic, as an operator does.
+    async fn reset(&self, group: &str, topic: &str);
 }
 
 /// Expands to one test per law of [`Bus`](posthaste_core::bus::Bus), each on the fresh harness that the expression
@@ -34,12 +47,17 @@ macro_rules! bus_laws {
             $harness =>
             a_published_record_is_read_by_every_group
             publish_acks_each_record_once_durable
+            a_refused_record_does_not_affect_the_others
             offsets_become_visible_in_order
             records_of_one_route_share_a_partition_in_order
             a_partition_has_one_reader_per_group
             an_unacked_record_is_read_again_by_the_next_reader
             an_acked_record_is_not
             an_ack_of_a_stale_generation_is_lost_lease
+            an_ack_is_durable_after_a_flush_and_after_a_close
+            partitions_are_balanced_over_the_readers_of_a_group
+            a_revoked_partition_is_given_up_when_its_records_are_acked_or_released
+            a_position_that_does_not_exist_is_not_skipped
             a_topic_made_later_is_read_by_its_prefix
         );
     };
@@ -85,6 +103,25 @@ pub async fn publish_acks_each_record_once_durable(harness: &impl BusHarness) {
     assert!(answers.iter().all(Result::is_ok));
     drop(bus);
     assert_eq!(keys(&read(&*reader, 200).await), keys_of(&records), "other processes read every acked record");
+}
+
+/// A record that is too large is refused alone and for good. The largest one that must be accepted is accepted.
+pub async fn a_refused_record_does_not_affect_the_others(harness: &impl BusHarness) {
+    let bus = harness.open().await;
+    let of_size = |key: &str, size: usize| {
+        let value = Bytes::from(vec![b'x'; size]);
+        Record { value, headers: Vec::new(), ..record("orders", 0, key.to_owned()) }
+    };
+    let records = ["a", "b", "c", "d"].into_iter().zip([1, MAX_RECORD - 1, MAX_RECORD, 1]);
+    let results = bus.publish(records.map(|(key, size)| of_size(key, size)).collect()).await;
+    let is_refused: Vec<bool> =
+        results.iter().map(|result| matches!(result, Err(PublishError::Refused { .. }))).collect();
+    assert_eq!(is_refused, [false, false, true, false], "{results:?}");
+    assert_eq!(results.iter().filter(|result| result.is_ok()).count(), 3, "{results:?}");
+    let reader = bus.subscribe("group", named("orders")).await.unwrap();
+    let seen = read(&*reader, 3).await;
+    assert_eq!(sorted(&seen).iter().map(|fetched| fetched.key.as_str()).collect::<Vec<_>>(), ["a", "b", "d"]);
+    assert_nothing(&*reader).await;
 }
 
 /// A reader that has seen offset n never sees a new record with an offset ≤ n, even with several publishers at once.
@@ -261,6 +298,147 @@ pub async fn an_ack_of_a_stale_generation_is_lost_lease(harness: &impl BusHarnes
     let answers = third.ack(&mixed).await.unwrap();
     let lost: Vec<usize> = (0..answers.len()).filter(|&index| answers[index] == Settled::LostLease).collect();
     assert_eq!(lost, [1], "results are in the order of the positions");
+}
+
+/// After a flush or a close, even a reader that did not see the acks continues behind them.
+pub async fn an_ack_is_durable_after_a_flush_and_after_a_close(harness: &impl BusHarness) {
+    let bus = harness.open().await;
+    publish(&bus, numbered("orders", 0..30)).await;
+    let first = bus.subscribe("group", named("orders")).await.unwrap();
+    let seen = read(&*first, 30).await;
+    first.ack(&positions(&seen)[..10]).await.unwrap();
+    first.flush().await.unwrap();
+    // Like a killed process, the first reader does not close.
+    drop(first);
+    let second = harness.open_with(LONG_LEASE).await.subscribe("group", named("orders")).await.unwrap();
+    let again = read(&*second, 20).await;
+    assert_eq!(keys(&again), keys(&seen[10..]));
+    second.ack(&positions(&again)[..10]).await.unwrap();
+    second.close().await.unwrap();
+    let third = harness.open().await.subscribe("group", named("orders")).await.unwrap();
+    assert_eq!(keys(&read(&*third, 10).await), keys(&again[10..]));
+}
+
+/// Every reader of a group gets its share of the partitions, also when readers come and go. Nothing is read twice: no
+/// reader crashes.
+pub async fn partitions_are_balanced_over_the_readers_of_a_group(harness: &impl BusHarness) {
+    const TOPICS: u64 = 6;
+    let bus = harness.open_with(LONG_LEASE).await;
+    let mut group = Group { readers: Vec::new(), seen: BTreeSet::new() };
+    let mut round = 0;
+    for readers in [1, 3, 2] {
+        while group.readers.len() > readers {
+            group.readers.remove(0).close().await.unwrap();
+        }
+        while group.readers.len() < readers {
+            let other = harness.open_with(LONG_LEASE).await;
+            group.readers.push(other.subscribe("group", Topics::Prefix("t".to_owned())).await.unwrap());
+        }
+        let give_up = Instant::now() + DEADLINE;
+        loop {
+            // One record for each partition, if there are at most four in a topic.
+            let record = |n| record(&format!("t{}", n / 4), n % 4, format!("{round} {n}"));
+            publish(&bus, (0..4 * TOPICS).map(record).collect()).await;
+            let partitions = group.read_round(4 * TOPICS as usize).await;
+            let counts = partitions.iter().map(BTreeSet::len);
+            if counts.clone().max().unwrap() - counts.min().unwrap() <= 1 {
+                break;
+            }
+            assert!(Instant::now() < give_up, "{readers} readers have these partitions: {partitions:?}");
+            round += 1;
+        }
+        round += 1;
+    }
+}
+
+/// The readers of one group.
+struct Group {
+    readers: Vec<Box<dyn Consumer>>,
+    seen: BTreeSet<String>,
+}
+
+impl Group {
+    /// Lets all readers read and ack until they have read this many records. Returns the partitions that each has read.
+    async fn read_round(&mut self, count: usize) -> Vec<BTreeSet<(Arc<str>, u32)>> {
+        let mut partitions = vec![BTreeSet::new(); self.readers.len()];
+        let (deadline, target) = (Instant::now() + DEADLINE, self.seen.len() + count);
+        while self.seen.len() < target {
+            assert!(Instant::now() < deadline, "{} of {target} records came", self.seen.len());
+            for (reader, partitions) in self.readers.iter().zip(&mut partitions) {
+                let fetched = reader.fetch(5).await.unwrap();
+                for one in &fetched {
+                    partitions.insert((Arc::clone(&one.position.topic), one.position.partition));
+                    assert!(self.seen.insert(one.key.clone()), "{} was read twice", one.key);
+                }
+                let acked = reader.ack(&positions(&fetched)).await.unwrap();
+                assert_eq!(acked, vec![Settled::Applied; fetched.len()], "nothing is lost in a rebalance");
+            }
+            pause().await;
+        }
+        partitions
+    }
+}
+
+/// When another reader joins, some partitions are revoked. The other reader gets them when every record in flight is
+/// acked or released, and then reads only what was not acked.
+pub async fn a_revoked_partition_is_given_up_when_its_records_are_acked_or_released(harness: &impl BusHarness) {
+    let bus = harness.open_with(LONG_LEASE).await;
+    for topic in ["t0", "t1"] {
+        publish(&bus, numbered(topic, 0..20)).await;
+    }
+    let first = bus.subscribe("group", Topics::Prefix("t".to_owned())).await.unwrap();
+    let seen = read(&*first, 40).await;
+    assert!(seen.iter().all(|fetched| first.may_start(&fetched.position)));
+    let second = harness.open_with(LONG_LEASE).await.subscribe("group", Topics::Prefix("t".to_owned())).await.unwrap();
+    let deadline = Instant::now() + DEADLINE;
+    while seen.iter().all(|fetched| first.may_start(&fetched.position)) {
+        assert!(Instant::now() < deadline, "no partition was revoked");
+        assert_nothing(&*first).await;
+        assert_nothing(&*second).await;
+        pause().await;
+    }
+    first.revocations().signalled().await;
+    let (kept, revoked): (Vec<_>, Vec<_>) = seen.iter().partition(|fetched| first.may_start(&fetched.position));
+    assert!(!kept.is_empty(), "only a share of the partitions is revoked");
+    assert_nothing(&*second).await;
+    let (done, undone): (Vec<&Fetched>, Vec<&Fetched>) =
+        revoked.into_iter().partition(|fetched| fetched.position.offset % 2 == 0);
+    let done: Vec<&Position> = done.into_iter().map(|fetched| &fetched.position).collect();
+    assert_eq!(first.ack(&done).await.unwrap(), vec![Settled::Applied; done.len()], "records in flight may be acked");
+    first.release(&undone.iter().map(|fetched| &fetched.position).collect::<Vec<_>>());
+    let mut handed_over = Vec::new();
+    while handed_over.len() < undone.len() {
+        assert!(Instant::now() < deadline, "{} of {} records were handed over", handed_over.len(), undone.len());
+        assert_nothing(&*first).await;
+        handed_over.extend(second.fetch(7).await.unwrap());
+        pause().await;
+    }
+    assert_eq!(keys(&handed_over), undone.iter().map(|fetched| fetched.key.clone()).collect());
+    let kept: Vec<&Position> = kept.into_iter().map(|fetched| &fetched.position).collect();
+    assert_eq!(first.ack(&kept).await.unwrap(), vec![Settled::Applied; kept.len()]);
+}
+
+/// A partition whose position does not exist is not read until its position is reset. Others are.
+pub async fn a_position_that_does_not_exist_is_not_skipped(harness: &impl BusHarness) {
+    let bus = harness.open_with(LONG_LEASE).await;
+    publish(&bus, (0..8).map(|n| record("orders", 0, format!("orders {n}"))).collect()).await;
+    publish(&bus, vec![record("others", 0, "others 0".to_owned())]).await;
+    let names = || Topics::Named(vec!["orders".to_owned(), "others".to_owned()]);
+    let first = bus.subscribe("group", names()).await.unwrap();
+    let seen = read(&*first, 9).await;
+    let done: Vec<&Position> = positions(&seen).into_iter().filter(|position| position.offset < 2).collect();
+    first.ack(&done).await.unwrap();
+    first.close().await.unwrap();
+    harness.remove_below("orders", 5).await;
+    let second = bus.subscribe("group", names()).await.unwrap();
+    publish(&bus, vec![record("others", 0, "others 1".to_owned())]).await;
+    assert_eq!(read(&*second, 1).await[0].key, "others 1", "the other partition is read");
+    assert_nothing(&*second).await;
+    second.close().await.unwrap();
+    harness.reset("group", "orders").await;
+    let third = bus.subscribe("group", Topics::Named(vec!["orders".to_owned()])).await.unwrap();
+    let rest = read(&*third, 3).await;
+    assert_eq!(rest.iter().map(|fetched| fetched.position.offset).collect::<Vec<_>>(), [5, 6, 7]);
 }
 
 /// A prefix subscription reads topics that are created later, even by another process.

@@ -3,79 +3,110 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use posthaste_core::bus::{Bus, Consumer, Fetched, Poison, Position, Quarantine, Record, Topics};
-use posthaste_core::{Progress, Settled, StoreError, Wakeup, lock};
+use posthaste_core::bus::{Advance, Bus, Consumer, Poison, Position, PublishError, Quarantine, Record, Topics};
+use posthaste_core::log::{
+    Leased, Leases, Log, LogOptions, LogStore, Look, Member, NewRecord, Newest, StoredRecord, share,
+};
+use posthaste_core::{Progress, StoreError, lock};
 use tokio::time::Instant;
 
-type Partition = (Arc<str>, u32);
-
-/// An in-memory bus that keeps the same laws as the real ones. Clones share one log.
+/// The built-in bus in memory. Clones share one log.
 #[derive(Clone)]
 pub struct MemoryBus {
-    store: Arc<Mutex<Store>>,
-    partitions: u32,
-    lease: Duration,
+    log: Log<MemoryLog>,
+    tables: Arc<Mutex<Tables>>,
 }
 
+/// The tables of the built-in bus in memory.
+struct MemoryLog(Arc<Mutex<Tables>>);
+
 #[derive(Default)]
-struct Store {
-    topics: BTreeMap<Arc<str>, Vec<Vec<Record>>>,
-    shares: HashMap<(String, Partition), Share>,
-    members: u64,
-    wakeups: Vec<Wakeup>,
+struct Tables {
+    /// The id of a partition is its index.
+    partitions: Vec<Partition>,
+    groups: HashMap<(String, i64), Group>,
+    members: BTreeMap<(String, String), Instant>,
+    appended: i64,
     quarantined: Vec<(String, Poison)>,
+}
+
+struct Partition {
+    topic: String,
+    number: u32,
+    records: Vec<NewRecord>,
+    /// The offset of the first record that was not removed.
+    first_offset: i64,
 }
 
 /// One group's state in one partition.
 #[derive(Default)]
-struct Share {
+struct Group {
     progress: Progress,
-    owner: Option<u64>,
+    owner: Option<String>,
     generation: i64,
     leased_until: Option<Instant>,
-    /// The lowest offset that was not fetched in this generation.
-    next: i64,
 }
 
 impl MemoryBus {
     /// A bus whose topics have this many partitions and whose leases last this long.
     pub fn new(partitions: u32, lease: Duration) -> Self {
-        Self { store: Arc::default(), partitions: partitions.max(1), lease }
+        let tables: Arc<Mutex<Tables>> = Arc::default();
+        Self::on(tables, LogOptions { partitions, lease, ..LogOptions::default() })
+    }
+
+    fn on(tables: Arc<Mutex<Tables>>, options: LogOptions) -> Self {
+        Self { log: Log::new(MemoryLog(tables.clone()), options), tables }
+    }
+
+    /// Another bus on the same tables, as in another process.
+    pub fn another(&self, options: LogOptions) -> Self {
+        Self::on(self.tables.clone(), options)
     }
 
     /// Everything published to this topic, partition by partition.
     pub fn records(&self, topic: &str) -> Vec<Record> {
-        lock(&self.store).topics.get(topic).map(|partitions| partitions.concat()).unwrap_or_default()
+        let tables = lock(&self.tables);
+        let of_topic = tables.partitions.iter().filter(|partition| partition.topic == topic);
+        let records = of_topic.flat_map(|partition| partition.records.iter().cloned());
+        let record =
+            |NewRecord { key, value, headers, .. }| Record { topic: topic.into(), route: 0, key, value, headers };
+        records.map(record).collect()
     }
 
     /// The quarantined records, each with the group that quarantined it.
     pub fn quarantined(&self) -> Vec<(String, Poison)> {
-        lock(&self.store).quarantined.clone()
+        lock(&self.tables).quarantined.clone()
+    }
+
+    /// Moves a group to the earliest record in all partitions of a topic.
+    pub fn reset(&self, group: &str, topic: &str) {
+        let mut tables = lock(&self.tables);
+        let Tables { partitions, groups, .. } = &mut *tables;
+        for ((of, id), state) in groups {
+            let partition = &partitions[*id as usize];
+            if of == group && partition.topic == topic {
+                let generation = state.generation + 1;
+                *state = Group { progress: Progress::at(partition.first_offset), generation, ..Group::default() };
+            }
+        }
+    }
+
+    /// Removes the records of a topic below this offset, as a retention would that ignores the groups.
+    pub fn remove_below(&self, topic: &str, offset: i64) {
+        let mut tables = lock(&self.tables);
+        let of_topic = tables.partitions.iter_mut().filter(|partition| partition.topic == topic);
+        of_topic.for_each(|partition| partition.first_offset = offset.min(partition.records.len() as i64));
     }
 }
 
 #[async_trait]
 impl Bus for MemoryBus {
-    async fn publish(&self, records: Vec<Record>) -> Vec<Result<(), Arc<StoreError>>> {
-        let mut store = lock(&self.store);
-        let answers = vec![Ok(()); records.len()];
-        for record in records {
-            let made = || vec![Vec::new(); self.partitions as usize];
-            let partitions = store.topics.entry(Arc::clone(&record.topic)).or_insert_with(made);
-            let chosen = (record.route % partitions.len() as u64) as usize;
-            partitions[chosen].push(record);
-        }
-        store.wakeups.iter().for_each(Wakeup::wake);
-        answers
+    async fn publish(&self, records: Vec<Record>) -> Vec<Result<(), PublishError>> {
+        self.log.publish(records).await
     }
 
     async fn subscribe(&self, group: &str, topics: Topics) -> Result<Box<dyn Consumer>, StoreError> {
-        let wakeup = Wakeup::default();
-        let mut store = lock(&self.store);
-        store.members += 1;
-        store.wakeups.push(wakeup.clone());
-        let (bus, group) = (self.clone(), group.to_owned());
-        Ok(Box::new(Member { bus, group, topics, owner: store.members, wakeup, closed: Mutex::new(false) }))
+        self.log.subscribe(group, topics).await
     }
 }
 
@@ -83,130 +114,172 @@ impl Bus for MemoryBus {
 impl Quarantine for MemoryBus {
     async fn quarantine(&self, group: &str, poison: &[Poison]) -> Result<(), StoreError> {
         let place = |position: &Position| (Arc::clone(&position.topic), position.partition, position.offset);
-        let mut store = lock(&self.store);
+        let mut tables = lock(&self.tables);
         for poison in poison {
             let request = place(&poison.record.position);
             let known = |(by, kept): &(String, Poison)| by == group && place(&kept.record.position) == request;
-            if !store.quarantined.iter().any(known) {
-                store.quarantined.push((group.to_owned(), poison.clone()));
+            if !tables.quarantined.iter().any(known) {
+                tables.quarantined.push((group.to_owned(), poison.clone()));
             }
         }
         Ok(())
     }
 }
 
-struct Member {
-    bus: MemoryBus,
-    group: String,
-    topics: Topics,
-    owner: u64,
-    wakeup: Wakeup,
-    closed: Mutex<bool>,
-}
-
-impl Member {
-    fn reads(&self, topic: &str) -> bool {
-        match &self.topics {
-            Topics::Named(names) => names.iter().any(|name| name == topic),
-            Topics::Prefix(prefix) => topic.starts_with(prefix.as_str()),
-        }
+impl Tables {
+    /// The ids of the partitions that this member reads.
+    fn read_by(&self, member: &Member) -> Vec<i64> {
+        let read = |(_, partition): &(usize, &Partition)| member.reads(&partition.topic);
+        self.partitions.iter().enumerate().filter(read).map(|(id, _)| id as i64).collect()
     }
 
-    /// Leases all partitions that this member owns or that are free.
-    fn claim_partitions(&self, store: &mut Store) {
+    fn members_of(&self, group: &str) -> Vec<&str> {
         let now = Instant::now();
-        if *lock(&self.closed) {
-            return;
-        }
-        for (topic, partitions) in store.topics.iter().filter(|(topic, _)| self.reads(topic)) {
-            for number in 0..partitions.len() as u32 {
-                let key = (self.group.clone(), (Arc::clone(topic), number));
-                let share = store.shares.entry(key).or_default();
-                let is_free = share.leased_until.is_none_or(|until| until < now);
-                if share.owner != Some(self.owner) && is_free {
-                    share.owner = Some(self.owner);
-                    share.generation += 1;
-                    share.next = share.progress.watermark();
-                }
-                if share.owner == Some(self.owner) {
-                    share.leased_until = Some(now + self.bus.lease);
-                }
-            }
-        }
+        let is_live = |((of, _), until): &(&(String, String), &Instant)| of == group && **until > now;
+        self.members.iter().filter(is_live).map(|((_, owner), _)| owner.as_str()).collect()
     }
 
-    /// The share of this position, if this member still owns it in the generation in which the position was fetched.
-    fn share<'a>(&self, store: &'a mut Store, position: &Position) -> Option<&'a mut Share> {
-        let key = (self.group.clone(), (Arc::clone(&position.topic), position.partition));
-        let share = store.shares.get_mut(&key)?;
-        (share.owner == Some(self.owner) && share.generation == position.generation).then_some(share)
+    fn is_free(&self, group: &str, id: i64) -> bool {
+        let is_leased = |group: &Group| group.leased_until.is_some_and(|until| until > Instant::now());
+        !self.groups.get(&(group.to_owned(), id)).is_some_and(is_leased)
+    }
+
+    fn is_owned(&self, member: &Member, id: i64) -> bool {
+        let group = self.groups.get(&(member.group.clone(), id));
+        group.is_some_and(|group| group.owner.as_deref() == Some(&member.owner))
+    }
+
+    fn leased(&self, member: &Member, id: i64) -> Option<Leased> {
+        let (partition, group) = (&self.partitions[id as usize], self.groups.get(&(member.group.clone(), id))?);
+        Some(Leased {
+            partition_id: id,
+            topic: partition.topic.clone(),
+            partition: partition.number,
+            generation: group.generation,
+            progress: group.progress.clone(),
+            first_offset: partition.first_offset,
+            next_offset: partition.records.len() as i64,
+        })
     }
 }
 
 #[async_trait]
-impl Consumer for Member {
-    async fn fetch(&self, limit: usize) -> Result<Vec<Fetched>, StoreError> {
-        let mut store = lock(&self.bus.store);
-        self.claim_partitions(&mut store);
-        let Store { topics, shares, .. } = &mut *store;
-        let mut fetched = Vec::new();
-        for ((group, (topic, partition)), share) in shares {
-            if *group != self.group || share.owner != Some(self.owner) || !self.reads(topic) {
-                continue;
+impl LogStore for MemoryLog {
+    async fn create_topics(&self, names: Vec<String>, partitions: u32) -> Result<Vec<(String, Vec<i64>)>, StoreError> {
+        let mut tables = lock(&self.0);
+        let mut created = Vec::new();
+        for topic in names {
+            if !tables.partitions.iter().any(|partition| partition.topic == topic) {
+                let partition =
+                    |number| Partition { topic: topic.clone(), number, records: Vec::new(), first_offset: 0 };
+                tables.partitions.extend((0..partitions).map(partition));
             }
-            let records = &topics[topic][*partition as usize];
-            while let Some(record) = records.get(share.next as usize).filter(|_| fetched.len() < limit) {
-                let offset = share.next;
-                share.next += 1;
-                if !share.progress.is_done(offset) {
-                    let (topic, partition, generation) = (Arc::clone(topic), *partition, share.generation);
-                    let position = Position { topic, partition, offset, generation };
-                    let Record { key, value, headers, .. } = record.clone();
-                    fetched.push(Fetched { position, key, value, headers, damage: None });
-                }
-            }
+            let ids = tables.partitions.iter().enumerate().filter(|(_, partition)| partition.topic == topic);
+            created.push((topic.clone(), ids.map(|(id, _)| id as i64).collect()));
         }
-        Ok(fetched)
+        Ok(created)
     }
 
-    async fn ack(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
-        let mut store = lock(&self.bus.store);
-        let ack = |position: &&Position| match self.share(&mut store, position) {
-            Some(share) => {
-                share.progress.complete(position.offset);
-                Settled::Applied
-            }
-            None => Settled::LostLease,
-        };
-        Ok(positions.iter().map(ack).collect())
-    }
-
-    async fn renew(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
-        let mut store = lock(&self.bus.store);
-        self.claim_partitions(&mut store);
-        let renew = |position: &&Position| match self.share(&mut store, position) {
-            Some(_) => Settled::Applied,
-            None => Settled::LostLease,
-        };
-        Ok(positions.iter().map(renew).collect())
-    }
-
-    async fn close(&self) -> Result<(), StoreError> {
-        *lock(&self.closed) = true;
-        let mut store = lock(&self.bus.store);
-        for share in store.shares.values_mut().filter(|share| share.owner == Some(self.owner)) {
-            share.owner = None;
-            share.leased_until = None;
+    async fn append(&self, records: Vec<NewRecord>) -> Result<(), StoreError> {
+        let mut tables = lock(&self.0);
+        tables.appended += 1;
+        for record in records {
+            tables.partitions[record.partition_id as usize].records.push(record);
         }
-        store.wakeups.iter().for_each(Wakeup::wake);
         Ok(())
     }
 
-    fn lease(&self) -> Duration {
-        self.bus.lease
+    async fn newest(&self) -> Result<Newest, StoreError> {
+        let tables = lock(&self.0);
+        Ok(Newest { record: Some(tables.appended), partition: Some(tables.partitions.len() as i64) })
     }
 
-    fn wakeup(&self) -> &Wakeup {
-        &self.wakeup
+    async fn read(&self, places: &[(i64, i64)], limit: usize) -> Result<(Vec<StoredRecord>, bool), StoreError> {
+        let tables = lock(&self.0);
+        let from = |&(id, from): &(i64, i64)| {
+            let partition = &tables.partitions[id as usize];
+            let from = from.max(partition.first_offset);
+            let record = move |(index, record): (usize, &NewRecord)| StoredRecord {
+                partition_id: id,
+                offset: from + index as i64,
+                key: record.key.clone(),
+                value: record.value.clone(),
+                headers: record.headers.clone(),
+                damage: None,
+            };
+            partition.records.iter().skip(from as usize).enumerate().map(record)
+        };
+        let read: Vec<_> = places.iter().flat_map(from).take(limit).collect();
+        let full = read.len() == limit;
+        Ok((read, full))
+    }
+
+    async fn look(&self, member: &Member, _: Duration) -> Result<Look, StoreError> {
+        let tables = lock(&self.0);
+        let partitions = tables.read_by(member);
+        let is_free = |id: &i64| !tables.is_owned(member, *id) && tables.is_free(&member.group, *id);
+        let (has_free, members) = (partitions.iter().any(is_free), tables.members_of(&member.group).len());
+        Ok(Look { has_free, members, partitions: partitions.len() })
+    }
+
+    async fn lease(&self, member: &Member, lease: Duration) -> Result<Leases, StoreError> {
+        let mut tables = lock(&self.0);
+        let until = Instant::now() + lease;
+        tables.members.insert((member.group.clone(), member.owner.clone()), until);
+        let partitions = tables.read_by(member);
+        let members = tables.members_of(&member.group);
+        let rank = members.iter().filter(|owner| **owner < member.owner.as_str()).count();
+        let (members, share) = (members.len(), share(partitions.len(), members.len(), rank));
+        let (mut owned, others): (Vec<i64>, Vec<i64>) = partitions.iter().partition(|id| tables.is_owned(member, **id));
+        let free = others.into_iter().filter(|id| tables.is_free(&member.group, *id));
+        let acquired: Vec<i64> = free.take(share.saturating_sub(owned.len())).collect();
+        for &id in &acquired {
+            let first = Progress::at(tables.partitions[id as usize].first_offset);
+            let new = || Group { progress: first, ..Group::default() };
+            let group = tables.groups.entry((member.group.clone(), id)).or_insert_with(new);
+            group.owner = Some(member.owner.clone());
+            group.generation += 1;
+        }
+        owned.extend(acquired);
+        owned.sort_unstable();
+        for &id in &owned {
+            if let Some(group) = tables.groups.get_mut(&(member.group.clone(), id)) {
+                group.leased_until = Some(until);
+            }
+        }
+        let leased = owned.iter().filter_map(|&id| tables.leased(member, id)).collect();
+        Ok(Leases { leased, members, partitions: partitions.len(), share })
+    }
+
+    async fn record(&self, member: &Member, advances: &[Advance]) -> Result<Vec<i64>, StoreError> {
+        let mut tables = lock(&self.0);
+        let mut recorded = Vec::new();
+        for Advance { partition_id, generation, progress } in advances {
+            let group = tables.groups.get_mut(&(member.group.clone(), *partition_id));
+            let is_owned =
+                |group: &&mut Group| group.owner.as_deref() == Some(&member.owner) && group.generation == *generation;
+            if let Some(group) = group.filter(is_owned) {
+                group.progress = progress.clone();
+                recorded.push(*partition_id);
+            }
+        }
+        Ok(recorded)
+    }
+
+    async fn release(&self, member: &Member, partitions: &[i64]) -> Result<(), StoreError> {
+        let mut tables = lock(&self.0);
+        for ((group, id), state) in &mut tables.groups {
+            if *group == member.group && partitions.contains(id) && state.owner.as_deref() == Some(&member.owner) {
+                (state.owner, state.leased_until) = (None, None);
+            }
+        }
+        Ok(())
+    }
+
+    async fn leave(&self, member: &Member) -> Result<(), StoreError> {
+        let all = lock(&self.0).read_by(member);
+        self.release(member, &all).await?;
+        lock(&self.0).members.remove(&(member.group.clone(), member.owner.clone()));
+        Ok(())
     }
 }

@@ -1,5 +1,6 @@
 //! A relay on a bus: retries in memory, dead letters before the ack, and quarantine of unreadable records.
 
+use std::future::ready;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -7,10 +8,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use posthaste_backend_tests::{MemoryBus, MemorySink};
-use posthaste_core::bus::{Bus, Consumer, Record, Topics, route};
+use posthaste_core::bus::{Bus, Consumer, Fetched, MAX_RECORD, PublishError, Record, Topics, route};
+use posthaste_core::log::LogOptions;
 use posthaste_core::{
-    BusItem, BusSource, BusSourceOptions, Decoded, Failure, FaultKind, GivenUp, Load, Outcome, Relay, RelayOptions,
-    RetryPolicy, StoreError,
+    BusItem, BusSource, BusSourceOptions, DecodeError, Decoded, Failure, FaultKind, GivenUp, Load, Outcome, Relay,
+    RelayOptions, RetryPolicy, StoreError,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -24,12 +26,12 @@ struct Refusing {
 
 #[async_trait]
 impl Bus for Refusing {
-    async fn publish(&self, records: Vec<Record>) -> Vec<Result<(), Arc<StoreError>>> {
+    async fn publish(&self, records: Vec<Record>) -> Vec<Result<(), PublishError>> {
         let refuse = self.refusals.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
         match refuse {
             Ok(_) => {
-                let full = || StoreError::new("publish", FaultKind::Transient, std::io::Error::other("full"));
-                records.iter().map(|_| Err(Arc::new(full()))).collect()
+                let full = StoreError::new("publish", FaultKind::Transient, std::io::Error::other("full"));
+                vec![Err(PublishError::Unavailable(Arc::new(full))); records.len()]
             }
             Err(_) => self.bus.publish(records).await,
         }
@@ -47,24 +49,29 @@ struct World {
 }
 
 impl World {
-    /// Publishes `values` and relays them to `sink`. The dead-letter topic refuses the first records.
+    /// Publishes `values` and relays them to `sink`. The dead-letter topic does not accept the first records.
     async fn start(values: &[&[u8]], sink: &Sink, refusals: usize) -> Self {
+        Self::start_with(values, sink, refusals, Arc::default()).await
+    }
+
+    /// [`start`](Self::start), with a decoder that fails for as many values that begin with "strange".
+    async fn start_with(values: &[&[u8]], sink: &Sink, refusals: usize, outages: Arc<AtomicUsize>) -> Self {
         let bus = MemoryBus::new(1, Duration::from_secs(30));
         publish(&bus, values).await;
         let refusing = Arc::new(Refusing { bus: bus.clone(), refusals: AtomicUsize::new(refusals) });
         let consumer = bus.subscribe("group", Topics::Named(vec!["in".to_owned()])).await.unwrap();
         let options = BusSourceOptions {
-            decode: Box::new(|record| {
-                let text = String::from_utf8(record.value.to_vec()).map_err(|error| error.to_string())?;
-                let fair_key = text.split(' ').next().map(Into::into);
-                Ok(Decoded { value: text, budget: None, fair_key })
+            decode: Box::new(move |record| {
+                let outages = outages.clone();
+                Box::pin(async move { decode(record, &outages) })
             }),
-            dead_letter: Some(Box::new(|item: &BusItem<String>, given_up| Record {
-                topic: "dead".into(),
-                route: 0,
-                key: String::new(),
-                value: Bytes::from(describe(&item.value, given_up)),
-                headers: Vec::new(),
+            dead_letter: Some(Box::new(|item: &BusItem<String>, given_up| {
+                let value = match item.value.starts_with("large") {
+                    true => vec![b'x'; MAX_RECORD + 1],
+                    false => describe(&item.value, given_up).into_bytes(),
+                };
+                let (topic, key, headers) = ("dead".into(), String::new(), Vec::new());
+                Box::pin(ready(Ok(Record { topic, route: 0, key, value: value.into(), headers })))
             })),
             defer_after: Duration::from_secs(2),
             max_waiting: Load { items: 100, bytes: 1_000_000 },
@@ -97,6 +104,17 @@ impl World {
         let next = self.bus.subscribe("group", Topics::Named(vec!["in".to_owned()])).await.unwrap();
         next.fetch(1_000).await.unwrap().len()
     }
+}
+
+fn decode(record: &Fetched, outages: &AtomicUsize) -> Result<Decoded<String>, DecodeError> {
+    let text = String::from_utf8(record.value.to_vec()).map_err(|error| DecodeError::Poison(error.to_string()))?;
+    let fail = |left: usize| left.checked_sub(1);
+    if text.starts_with("strange") && outages.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fail).is_ok() {
+        let away = StoreError::new("look up schema 7", FaultKind::Transient, std::io::Error::other("away"));
+        return Err(DecodeError::Outage(away));
+    }
+    let fair_key = text.split(' ').next().map(Into::into);
+    Ok(Decoded { value: text, budget: None, fair_key })
 }
 
 async fn publish(bus: &MemoryBus, values: &[&[u8]]) {
@@ -165,6 +183,37 @@ async fn an_unreadable_record_is_quarantined_and_the_others_are_delivered() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_record_that_cannot_be_decoded_now_waits_and_the_others_are_delivered() {
+    let sink = Sink::accepting();
+    let values: [&[u8]; 5] = [b"one", b"strange 1", b"two", b"strange 2", b"three"];
+    // More failures than the list has records of that kind, so each is tried several times.
+    let outages = Arc::new(AtomicUsize::new(40));
+    let world = World::start_with(&values, &sink, 0, outages.clone()).await;
+    sink.wait_for_delivered(3).await;
+    assert!(outages.load(Ordering::Relaxed) > 0, "the others did not wait for the outage to end");
+    sink.wait_for_delivered(5).await;
+    let bus = world.bus.clone();
+    assert_eq!(world.stop().await, 0);
+    assert!(bus.quarantined().is_empty(), "an outage quarantines nothing");
+    assert_eq!(sink.started().len(), 5, "each is delivered once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_letter_that_the_bus_refuses_is_quarantined_and_the_others_are_published() {
+    let sink = Sink::answering(|_, _| async { Outcome::Failed(Failure::permanent("410", "gone")) });
+    let world = World::start(&[b"small 1", b"large", b"small 2"], &sink, 0).await;
+    let mut dead = world.dead(2).await;
+    dead.sort();
+    assert_eq!(dead, ["small 1 1 410", "small 2 1 410"]);
+    let bus = world.bus.clone();
+    assert_eq!(world.stop().await, 0, "all records are acked");
+    let quarantined = bus.quarantined();
+    assert_eq!(quarantined.len(), 1);
+    let (_, poison) = &quarantined[0];
+    assert!(poison.reason.contains("more than") && poison.reason.contains("gone"), "{}", poison.reason);
+}
+
+#[tokio::test(start_paused = true)]
 async fn retries_that_exceed_the_share_of_their_key_are_deferred_and_others_wait_in_memory() {
     let sink = Sink::answering(|item, attempt| {
         let is_down = item.value.starts_with("down") || attempt == 1;
@@ -185,4 +234,69 @@ async fn retries_that_exceed_the_share_of_their_key_are_deferred_and_others_wait
     assert_eq!(dead.iter().filter(|dead| dead.ends_with(" 3 503")).count(), 11, "the others had all attempts");
     assert_eq!(world.stop().await, 0, "all records are acked");
     assert_eq!(sink.started().len(), 89 + 3 * 11 + 2, "the record of another key is retried from memory");
+}
+
+/// A relay of the group on a bus of its own, as in another process.
+fn start_member(bus: &MemoryBus, sink: &Sink) -> (CancellationToken, tokio::task::JoinHandle<()>) {
+    let (bus, sink, stop) = (bus.another(LogOptions::default()), sink.clone(), CancellationToken::new());
+    let stopped = stop.clone();
+    let relay = tokio::spawn(async move {
+        let consumer = bus.subscribe("group", Topics::Named(vec!["in".to_owned()])).await.unwrap();
+        let options = BusSourceOptions {
+            decode: Box::new(|record| Box::pin(async move { decode(record, &AtomicUsize::new(0)) })),
+            dead_letter: None,
+            defer_after: Duration::MAX,
+            max_waiting: Load { items: 100, bytes: 1_000_000 },
+        };
+        let source = BusSource::new("group", Arc::new(bus.clone()), consumer, Arc::new(bus), options);
+        let options = RelayOptions {
+            // Most claimed records wait for a worker, and some for a retry.
+            workers: 2,
+            retry: RetryPolicy::Fixed { interval: Duration::from_secs(1), max_attempts: None },
+            poll_interval: Duration::from_millis(500),
+            ..RelayOptions::default()
+        };
+        Relay::new("test", Arc::new(source), Arc::new(sink), options).run(stopped).await;
+    });
+    (stop, relay)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rebalance_without_a_crash_delivers_nothing_twice() {
+    const RECORDS: usize = 300;
+    let bus = MemoryBus::new(6, Duration::from_secs(30));
+    let record = |number: usize| Record {
+        topic: "in".into(),
+        route: number as u64,
+        key: String::new(),
+        value: Bytes::from(format!("value {number}")),
+        headers: Vec::new(),
+    };
+    assert!(bus.publish((0..RECORDS).map(record).collect()).await.iter().all(Result::is_ok));
+    // Every fifth record fails at first, so that it waits for a retry when the partitions move.
+    let failed = Arc::new(std::sync::Mutex::new(std::collections::HashSet::new()));
+    let sink = Sink::answering(move |item, _| {
+        let is_first = item.value.ends_with('5') && failed.lock().unwrap().insert(item.value.clone());
+        async move {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            match is_first {
+                true => Outcome::Failed(Failure::transient("503", "down")),
+                false => Outcome::Delivered,
+            }
+        }
+    });
+    let (stop_first, first) = start_member(&bus, &sink);
+    sink.wait_for_delivered(20).await;
+    let (stop_second, second) = start_member(&bus, &sink);
+    sink.wait_for_delivered(100).await;
+    let (stop_third, third) = start_member(&bus, &sink);
+    sink.wait_for_delivered(180).await;
+    stop_first.cancel();
+    first.await.unwrap();
+    sink.wait_for_delivered(RECORDS).await;
+    [stop_second, stop_third].iter().for_each(CancellationToken::cancel);
+    second.await.unwrap();
+    third.await.unwrap();
+    assert_eq!(sink.delivered().len(), RECORDS, "each is delivered once");
+    assert_eq!(sink.started().len(), RECORDS + 30, "only the failed attempts are repeated");
 }

@@ -202,6 +202,14 @@ impl Source for Slow {
     fn wakeup(&self) -> &Wakeup {
         self.source.wakeup()
     }
+
+    fn may_start(&self, claimed: &Claimed<OutboxItem>) -> bool {
+        self.source.may_start(claimed)
+    }
+
+    async fn revoked(&self) {
+        self.source.revoked().await;
+    }
 }
 
 fn taking(time: Duration) -> RecordingSink {
@@ -294,6 +302,24 @@ async fn a_lease_is_renewed_while_its_delivery_runs() {
     let row = rows.first();
     assert_eq!((row.status, row.lease_losses), (OutboxStatus::Done, 0));
     assert!(other.started().is_empty(), "no other node delivered the item");
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_pause_of_its_process_a_relay_does_not_claim_its_own_items_again() {
+    let rows = Rows::new().await;
+    let sink = taking(3 * LEASE);
+    rows.insert("first", None, Duration::ZERO).await;
+    let mut source = Slow::new(rows.open().await.dispatcher_source());
+    *source.renewal_arrives_after.get_mut().unwrap() = Duration::from_secs(1);
+    let running = Running::on(source, &sink, options());
+    sink.wait_for_started(1).await;
+    // All timers are late, as after SIGSTOP. The new row wakes the claimer before the renewal arrives.
+    tokio::time::advance(LEASE + LEASE / 2).await;
+    rows.insert("second", None, Duration::ZERO).await;
+    sink.wait_for_delivered(2).await;
+    running.stop().await;
+    let started: Vec<_> = sink.started().iter().map(label).collect();
+    assert_eq!(started, ["first", "second"]);
 }
 
 #[tokio::test(start_paused = true)]

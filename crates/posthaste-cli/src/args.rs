@@ -14,6 +14,7 @@ use crate::exit::UsageError;
 use crate::output::Output;
 use crate::publish::PublishOptions;
 use crate::subscriptions::SubscriptionsCommand;
+use crate::topics::TopicsCommand;
 
 const GLOBAL: &str = "Global options";
 
@@ -61,6 +62,9 @@ pub enum Command {
     /// Dead letters: deliveries that failed too often
     #[command(subcommand)]
     Dlt(DltCommand),
+    /// Topics of the bus: their partitions, and how far each group has read
+    #[command(subcommand)]
+    Topics(TopicsCommand),
     /// Find problems in the configuration and the database, and say how to fix them
     Check(CheckFlags),
     /// Print the commented default configuration

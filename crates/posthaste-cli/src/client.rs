@@ -9,7 +9,7 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use posthaste_api::{
     BatchOut, DeadLetterDetail, DeadLetterPage, Definition, DefinitionIn, EventIn, Problem, PublishOut, ReplayIn,
-    ReplayOut, Subscription, SubscriptionIn,
+    ReplayOut, ResetIn, ResetOut, Subscription, SubscriptionIn, TopicList,
 };
 use posthaste_hub::Created;
 use serde::de::DeserializeOwned;
@@ -190,6 +190,14 @@ impl Client {
         let timeout = RESPONSE_TIMEOUT + wait.unwrap_or_default();
         let request = self.request(Method::POST, "api/replay", &query, None, json(replay)?)?;
         self.read(self.exchange(request, timeout).await?)
+    }
+
+    pub async fn topics(&self) -> Result<TopicList, ClientError> {
+        self.send(Method::GET, "api/topics", &[], None).await
+    }
+
+    pub async fn reset_position(&self, reset: &ResetIn) -> Result<ResetOut, ClientError> {
+        self.send(Method::POST, "api/topics/reset", &[], json(reset)?).await
     }
 
     async fn versioned<T: DeserializeOwned>(&self, path: &str) -> Result<Versioned<T>, ClientError> {

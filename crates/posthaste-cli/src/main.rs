@@ -19,6 +19,7 @@ mod publish;
 mod serve;
 mod subscriptions;
 mod telemetry;
+mod topics;
 
 use std::process::ExitCode;
 
@@ -62,6 +63,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         Command::Definitions(command) => definitions::run(command, &shared.client()?, shared.output).await,
         Command::Subscriptions(command) => subscriptions::run(command, &shared.client()?, shared.output).await,
         Command::Dlt(command) => dlt::run(command, &shared.client()?, shared.output).await,
+        Command::Topics(command) => topics::run(command, &shared.client()?, shared.output).await,
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Args::command(), "posthaste", &mut script);

@@ -376,6 +376,32 @@ fn dead_letters_are_listed_shown_and_replayed() {
 }
 
 #[test]
+fn topics_are_listed_with_their_lag_and_reset() {
+    let place = Place::new();
+    let server = place.serve();
+    let run = |arguments: &[&str]| place.run(&[&["--server", &server.url], arguments].concat());
+    let (subscriber, address) = listen_on_free_port();
+    run(&["subscriptions", "create", "--event", "a", "--to", &format!("http://{address}/")]).expect(0, "");
+    run(&["publish", "--type", "a", "--source", "s", "--payload", "1", "--id", "e-1"]).expect(0, "");
+    take_request(subscriber.accept().unwrap().0);
+    let list = run(&["topics", "list"]).expect(0, "").stdout;
+    assert!(list.lines().any(|line| line.starts_with("posthaste.events.a ")), "{list}");
+    let lag = || {
+        let lag = ["topics", "lag", "--topic", "posthaste.events.a", "--group", "event-processor", "--output", "json"];
+        let lag: serde_json::Value = serde_json::from_str(&run(&lag).expect(0, "").stdout).unwrap();
+        lag["items"][0]["partitions"][0]["groups"][0].clone()
+    };
+    while lag()["lag"] != 0 {}
+    assert_eq!((lag()["group"].as_str(), lag()["positionLost"].as_bool()), (Some("event-processor"), Some(false)));
+    let reset = ["topics", "reset", "posthaste.events.a", "--to", "earliest", "--group"];
+    run(&[&reset[..], &["nobody"]].concat()).expect(4, "the group does not read this partition");
+    run(&[&reset[..], &["event-processor"]].concat()).expect(0, "");
+    let again = take_request(subscriber.accept().unwrap().0);
+    assert!(again.contains("webhook-id: e-1"), "a group that was reset reads again: {again}");
+    assert_eq!(server.terminate().code(), Some(0));
+}
+
+#[test]
 fn check_changes_nothing() {
     let place = Place::new();
     let ran = place.run(&["check", "--listen", "127.0.0.1:0", "--output", "json"]).expect(0, "");

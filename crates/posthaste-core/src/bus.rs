@@ -6,11 +6,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use crate::{Settled, StoreError, Wakeup};
+use crate::{Failure, Settled, StoreError, Wakeup};
 
 mod assignment;
 
 pub use assignment::{Advance, AssignedPartition, Assignment};
+
+/// The size of the largest record that a bus must accept: a payload of the maximum size, with its envelope.
+pub const MAX_RECORD: usize = 2 * 1024 * 1024;
 
 /// A record to append to a topic.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,6 +28,21 @@ pub struct Record {
     pub value: Bytes,
     /// Names and values, in order.
     pub headers: Vec<(String, String)>,
+}
+
+impl Record {
+    /// The size of key, value and headers.
+    pub fn size(&self) -> usize {
+        size(&self.key, &self.value, &self.headers)
+    }
+
+    /// Refuses a record that is larger than [`MAX_RECORD`].
+    pub fn check_size(&self) -> Result<(), PublishError> {
+        match self.size() {
+            ..=MAX_RECORD => Ok(()),
+            size => Err(PublishError::Refused { reason: format!("it has {size} bytes, more than {MAX_RECORD}") }),
+        }
+    }
 }
 
 /// The route of records that belong together: a stable hash of the fields that identify their common owner.
@@ -69,6 +87,45 @@ pub struct Fetched {
     pub damage: Option<String>,
 }
 
+impl Fetched {
+    /// The size of key, value and headers.
+    pub fn size(&self) -> usize {
+        size(&self.key, &self.value, &self.headers)
+    }
+}
+
+fn size(key: &str, value: &[u8], headers: &[(String, String)]) -> usize {
+    let headers = headers.iter().map(|(name, value)| name.len() + value.len());
+    key.len() + value.len() + headers.sum::<usize>()
+}
+
+/// Why a record is not published.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum PublishError {
+    /// The bus refuses this record for good, for example because it is too large. The other records of the call are not
+    /// affected.
+    #[error("the bus refuses the record: {reason}")]
+    Refused {
+        /// What is wrong with the record.
+        reason: String,
+    },
+    /// The bus did not accept the record, and may accept it later. The record may be stored nevertheless.
+    #[error("the bus did not accept the record: {}", .0.chain())]
+    Unavailable(Arc<StoreError>),
+}
+
+impl PublishError {
+    /// The failure of the item that the record was made of. Only a refused record is the fault of its item.
+    pub fn failure(&self) -> Failure {
+        match self {
+            Self::Refused { .. } => Failure::permanent("bus_refused", self.to_string()),
+            Self::Unavailable(error) => {
+                Failure::outage("bus", "the bus did not accept the record").cause(error.chain())
+            }
+        }
+    }
+}
+
 /// The topics that a group reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Topics {
@@ -86,9 +143,14 @@ pub enum Topics {
 ///
 /// - `a_published_record_is_read_by_every_group`, from the earliest record at a group's first start.
 /// - `publish_acks_each_record_once_durable`: results are in the order of the records.
+/// - `a_refused_record_does_not_affect_the_others`: a record that is too large is refused alone.
 /// - `offsets_become_visible_in_order`: a reader that has seen offset n never later finds a new one ≤ n.
 /// - `records_of_one_route_share_a_partition_in_order`.
-/// - `a_partition_has_one_reader_per_group`, and a second reader takes over when the first closes or its lease ends.
+/// - `a_partition_has_one_reader_per_group`, and another reader takes over when the first closes or its lease ends.
+/// - `partitions_are_balanced_over_the_readers_of_a_group`, also when readers come and go.
+/// - `a_revoked_partition_is_given_up_when_its_records_are_acked_or_released`: none of them is read twice.
+/// - `a_position_that_does_not_exist_is_not_skipped`: the partition is not read until its position is reset.
+/// - `an_ack_is_durable_after_a_flush_and_after_a_close`.
 /// - `an_unacked_record_is_read_again_by_the_next_reader`, `an_acked_record_is_not`, also when acked out of order.
 /// - `an_ack_of_a_stale_generation_is_lost_lease`.
 /// - `a_topic_made_later_is_read_by_its_prefix`.
@@ -96,7 +158,7 @@ pub enum Topics {
 pub trait Bus: Send + Sync + 'static {
     /// Appends the records, and creates topics that do not exist. Returns one result per record, in order: `Ok` if the
     /// record is durable.
-    async fn publish(&self, records: Vec<Record>) -> Vec<Result<(), Arc<StoreError>>>;
+    async fn publish(&self, records: Vec<Record>) -> Vec<Result<(), PublishError>>;
 
     /// Joins a group. The consumer starts to read where the group's acks end, or at the earliest record.
     async fn subscribe(&self, group: &str, topics: Topics) -> Result<Box<dyn Consumer>, StoreError>;
@@ -108,8 +170,18 @@ pub trait Consumer: Send + Sync + 'static {
     /// Returns the next records, each once to this consumer per generation; empty if there are none now.
     async fn fetch(&self, limit: usize) -> Result<Vec<Fetched>, StoreError>;
 
-    /// Marks records as done, in any order; durable when it returns. Returns the results in the same order.
+    /// Accepts records as done, in any order. The acks are durable within 100 ms, and after `flush` and `close`. Returns
+    /// the results in the same order.
     async fn ack(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError>;
+
+    /// Makes all accepted acks durable.
+    async fn flush(&self) -> Result<(), StoreError>;
+
+    /// Gives up records that this consumer will not deliver, because their partition is revoked.
+    fn release(&self, positions: &[&Position]);
+
+    /// True if the delivery of this record may start: its partition is assigned to this consumer and not revoked.
+    fn may_start(&self, position: &Position) -> bool;
 
     /// Renews the leases of all partitions. A position is renewed if its generation is still current.
     async fn renew(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError>;
@@ -122,6 +194,12 @@ pub trait Consumer: Send + Sync + 'static {
 
     /// Signalled when there may be something to fetch.
     fn wakeup(&self) -> &Wakeup;
+
+    /// Signalled when partitions were revoked or lost: the answers of [`may_start`](Self::may_start) have changed.
+    ///
+    /// Another consumer gets a revoked partition. Until then its records in flight may be acked, for a limited time;
+    /// records that were not started must be released. When none is left in flight, the partition is given up.
+    fn revocations(&self) -> &Wakeup;
 }
 
 /// A record that cannot be read, and the reason.

@@ -1,15 +1,19 @@
+mod undecoded;
 mod waiting;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
+use self::undecoded::Undecoded;
 use self::waiting::Waiting;
-use crate::bus::{Bus, Consumer, Fetched, Poison, Position, Quarantine, Record};
+use crate::bus::{Bus, Consumer, Fetched, Poison, Position, PublishError, Quarantine, Record};
 use crate::{
     Claim, Claimed, Disposition, Failure, FailureClass, Load, Settled, Settlement, Source, StoreError, Wakeup, lock,
     metric_names, parts,
@@ -22,7 +26,8 @@ const PUBLISHED_AT_ONCE: Load = Load { items: 100, bytes: 2 * 1024 * 1024 };
 ///
 /// Retries stay in memory: the record is unacked and due again later. Three kinds of records are published to their
 /// dead-letter topic and acked after that publish is durable: a dead record, a record whose retry is too far away to
-/// wait in memory, and a record whose attempt could not be made. An unreadable record is quarantined before its ack.
+/// wait in memory, and a record whose attempt could not be made. An unreadable record is quarantined before its ack, and
+/// so is a record whose dead letter the bus refuses.
 pub struct BusSource<T> {
     group: String,
     bus: Arc<dyn Bus>,
@@ -30,16 +35,31 @@ pub struct BusSource<T> {
     quarantine: Arc<dyn Quarantine>,
     options: BusSourceOptions<T>,
     waiting: Mutex<Waiting<T>>,
+    /// Locked by claims only, which run one at a time.
+    undecoded: tokio::sync::Mutex<Undecoded>,
     /// Unreadable records that are not in the quarantine yet; the consumer hands them out only once.
     unreadable: Mutex<Vec<Poison>>,
 }
 
-type Decode<T> = Box<dyn Fn(&Fetched) -> Result<Decoded<T>, String> + Send + Sync>;
-type DeadLetter<T> = Box<dyn Fn(&BusItem<T>, &GivenUp) -> Record + Send + Sync>;
+/// Decodes one record.
+pub type Decode<T> = Box<dyn for<'a> Fn(&'a Fetched) -> BoxFuture<'a, Result<Decoded<T>, DecodeError>> + Send + Sync>;
+type DeadLetter<T> =
+    Box<dyn for<'a> Fn(&'a BusItem<T>, &'a GivenUp) -> BoxFuture<'a, Result<Record, StoreError>> + Send + Sync>;
+
+/// Why a record is not decoded.
+#[derive(Debug, thiserror::Error)]
+pub enum DecodeError {
+    /// The record can never be decoded. It is quarantined, and an operator sees this reason.
+    #[error("{0}")]
+    Poison(String),
+    /// The record cannot be decoded now, because a dependency does not respond. It is decoded again later, for ever.
+    #[error("{}", .0.chain())]
+    Outage(StoreError),
+}
 
 /// The options of one group's source.
 pub struct BusSourceOptions<T> {
-    /// Decodes a record. An operator sees the text of an error in the quarantine.
+    /// Decodes a record. During an outage it must fail fast: the records are decoded one after the other.
     pub decode: Decode<T>,
     /// Builds the dead-letter record of an item. `None` if the group has no dead-letter topic: then a dead item is
     /// quarantined.
@@ -125,8 +145,16 @@ impl<T: Send + Sync + 'static> BusSource<T> {
         quarantine: Arc<dyn Quarantine>,
         options: BusSourceOptions<T>,
     ) -> Self {
-        let waiting = Mutex::new(Waiting::new(options.max_waiting));
-        Self { group: group.into(), bus, consumer, quarantine, options, waiting, unreadable: Mutex::default() }
+        Self {
+            group: group.into(),
+            bus,
+            consumer,
+            quarantine,
+            waiting: Mutex::new(Waiting::new(options.max_waiting)),
+            undecoded: tokio::sync::Mutex::default(),
+            unreadable: Mutex::default(),
+            options,
+        }
     }
 
     /// Due retries whose partition is still leased by this consumer.
@@ -142,37 +170,90 @@ impl<T: Send + Sync + 'static> BusSource<T> {
         Ok(due)
     }
 
-    /// Returns the fetched items, and true if more may be fetched at once.
-    async fn fetch(&self, limit: usize) -> Result<(Vec<Claimed<BusItem<T>>>, bool), StoreError> {
+    /// Keeps items in memory for a retry, each with its delay. Revoked items are given up: another consumer reads them.
+    fn keep(&self, items: impl IntoIterator<Item = (Duration, Claimed<BusItem<T>>)>) {
+        let is_kept = |(_, claimed): &(Duration, Claimed<BusItem<T>>)| self.consumer.may_start(&claimed.item.position);
+        let (kept, revoked): (Vec<_>, Vec<_>) = items.into_iter().partition(is_kept);
+        let mut waiting = lock(&self.waiting);
+        kept.into_iter().for_each(|(delay, claimed)| waiting.put(delay, claimed));
+        drop(waiting);
+        self.give_up(revoked.iter().map(|(_, claimed)| &claimed.item.position));
+    }
+
+    fn give_up<'a>(&self, revoked: impl Iterator<Item = &'a Position>) {
+        let positions: Vec<&Position> = revoked.collect();
+        if !positions.is_empty() {
+            self.consumer.release(&positions);
+        }
+    }
+
+    /// Gives up the revoked records that wait for a retry or to be decoded.
+    fn give_up_revoked(&self) {
+        let revoked = lock(&self.waiting).take_revoked(|item| !self.consumer.may_start(&item.position));
+        self.give_up(revoked.iter().map(|claimed| &claimed.item.position));
+        // A claim that decodes at this moment gives them up itself.
+        if let Ok(mut undecoded) = self.undecoded.try_lock() {
+            self.give_up_undecoded(&mut undecoded);
+        }
+    }
+
+    fn give_up_undecoded(&self, undecoded: &mut Undecoded) {
+        let revoked = undecoded.take_revoked(|position| !self.consumer.may_start(position));
+        self.give_up(revoked.iter().map(|record| &record.position));
+    }
+
+    /// Fetches and decodes records. Returns the items, and when there may be more: at once after a full fetch, and later
+    /// if records have to be decoded again.
+    async fn fetch(&self, limit: usize) -> Result<(Vec<Claimed<BusItem<T>>>, Option<Duration>), StoreError> {
+        let mut undecoded = self.undecoded.lock().await;
+        if undecoded.retry_postponed(Instant::now()) {
+            // The relay does not renew the leases of records that are not decoded.
+            self.consumer.renew(&[]).await?;
+        }
+        self.give_up_undecoded(&mut undecoded);
+        let mut full = false;
+        if undecoded.is_decoded() && undecoded.load().is_within(self.options.max_waiting) {
+            let records = self.consumer.fetch(limit).await?;
+            full = records.len() >= limit;
+            undecoded.push(records);
+        }
         let mut items = Vec::new();
-        let mut unreadable = Vec::new();
-        let records = self.consumer.fetch(limit).await?;
-        let full = records.len() >= limit;
-        for record in records {
-            let decoded = match &record.damage {
-                Some(damage) => Err(damage.clone()),
-                // A decoder that panics must not lose the other records of the fetch.
-                None => catch_unwind(AssertUnwindSafe(|| (self.options.decode)(&record)))
-                    .unwrap_or_else(|_| Err("its decoder panicked".into())),
-            };
-            match decoded {
-                Ok(decoded) => {
-                    let bytes = record.value.len() + record.key.len();
-                    let item = BusItem {
-                        value: Arc::new(decoded.value),
-                        position: record.position.clone(),
-                        record: self.options.dead_letter.is_none().then(|| Arc::new(record)),
-                        fair_key: decoded.fair_key,
-                        first_failed_at: None,
-                        last_failure: None,
-                    };
-                    items.push(Claimed { budget: decoded.budget, ..Claimed::new(item, 1, bytes) });
+        // A record stays in the list until it is decoded, so that a cancelled claim loses none.
+        while items.len() < limit
+            && let Some(record) = undecoded.next()
+        {
+            match self.decode(record).await {
+                Ok(decoded) => items.extend(undecoded.take().map(|record| self.item(record, decoded))),
+                Err(DecodeError::Poison(reason)) => {
+                    lock(&self.unreadable).extend(undecoded.take().map(|record| Poison { record, reason }));
                 }
-                Err(reason) => unreadable.push(Poison { record, reason }),
+                Err(DecodeError::Outage(error)) => undecoded.postpone(&self.group, &error),
             }
         }
-        lock(&self.unreadable).extend(unreadable);
-        Ok((items, full))
+        let more = if full || !undecoded.is_decoded() { Some(Duration::ZERO) } else { undecoded.next_try() };
+        Ok((items, more))
+    }
+
+    async fn decode(&self, record: &Fetched) -> Result<Decoded<T>, DecodeError> {
+        if let Some(damage) = &record.damage {
+            return Err(DecodeError::Poison(damage.clone()));
+        }
+        // A decoder that panics must not lose the other records of the fetch.
+        let decoding = AssertUnwindSafe(async { (self.options.decode)(record).await }).catch_unwind();
+        decoding.await.unwrap_or_else(|_| Err(DecodeError::Poison("its decoder panicked".to_owned())))
+    }
+
+    fn item(&self, record: Fetched, decoded: Decoded<T>) -> Claimed<BusItem<T>> {
+        let bytes = record.size();
+        let item = BusItem {
+            value: Arc::new(decoded.value),
+            position: record.position.clone(),
+            record: self.options.dead_letter.is_none().then(|| Arc::new(record)),
+            fair_key: decoded.fair_key,
+            first_failed_at: None,
+            last_failure: None,
+        };
+        Claimed { budget: decoded.budget, ..Claimed::new(item, 1, bytes) }
     }
 
     /// Quarantines and acks the unreadable records. If that fails, the next claim tries again.
@@ -196,6 +277,14 @@ impl<T: Send + Sync + 'static> BusSource<T> {
     }
 
     async fn quarantine_and_ack(&self, poison: &[Poison]) -> Result<(), StoreError> {
+        self.store_poison(poison).await?;
+        let positions: Vec<_> = poison.iter().map(|poison| &poison.record.position).collect();
+        self.consumer.ack(&positions).await?;
+        Ok(())
+    }
+
+    /// Quarantines records. The caller acks them afterwards.
+    async fn store_poison(&self, poison: &[Poison]) -> Result<(), StoreError> {
         for Poison { record, reason } in poison {
             tracing::error!(
                 group = self.group,
@@ -203,14 +292,12 @@ impl<T: Send + Sync + 'static> BusSource<T> {
                 partition = record.position.partition,
                 offset = record.position.offset,
                 reason,
-                "an unreadable record is quarantined"
+                "a record is quarantined"
             );
         }
         self.quarantine.quarantine(&self.group, poison).await?;
         metrics::counter!(metric_names::QUARANTINED_TOTAL, "group" => self.group.clone())
             .increment(poison.len() as u64);
-        let positions: Vec<_> = poison.iter().map(|poison| &poison.record.position).collect();
-        self.consumer.ack(&positions).await?;
         Ok(())
     }
 
@@ -226,13 +313,32 @@ impl<T: Send + Sync + 'static> BusSource<T> {
                 Some(Poison { record, reason: given_up.failure.to_string() })
             };
             let poison: Vec<_> = to_dead_letter.iter().filter_map(poison).collect();
-            return self.quarantine.quarantine(&self.group, &poison).await;
+            return self.store_poison(&poison).await;
         };
-        let record = |(claimed, given_up): &(&Claimed<BusItem<T>>, &GivenUp)| dead_letter(&claimed.item, given_up);
         for part in parts(to_dead_letter, PUBLISHED_AT_ONCE, |(claimed, _)| claimed.bytes) {
-            let published = self.bus.publish(part.into_iter().map(record).collect()).await;
-            if let Some(error) = published.into_iter().find_map(Result::err) {
-                return Err(StoreError::new("publish dead letters", error.kind(), error));
+            let mut records = Vec::with_capacity(part.len());
+            for (claimed, given_up) in &part {
+                records.push(dead_letter(&claimed.item, given_up).await?);
+            }
+            let results = self.bus.publish(records.clone()).await;
+            let mut refused = Vec::new();
+            for (((claimed, given_up), record), result) in part.iter().zip(records).zip(results) {
+                match result {
+                    Ok(()) => {}
+                    Err(PublishError::Unavailable(error)) => {
+                        return Err(StoreError::new("publish dead letters", error.kind(), error));
+                    }
+                    Err(PublishError::Refused { reason }) => {
+                        let Record { key, value, headers, .. } = record;
+                        let position = claimed.item.position.clone();
+                        let record = Fetched { position, key, value, headers, damage: None };
+                        let reason = format!("its dead letter is refused: {reason}; {}", given_up.failure);
+                        refused.push(Poison { record, reason });
+                    }
+                }
+            }
+            if !refused.is_empty() {
+                self.store_poison(&refused).await?;
             }
         }
         Ok(())
@@ -254,8 +360,8 @@ impl<T: Send + Sync + 'static> Kept<'_, T> {
 
 impl<T: Send + Sync + 'static> Drop for Kept<'_, T> {
     fn drop(&mut self) {
-        let mut waiting = lock(&self.source.waiting);
-        self.items.drain(..).for_each(|claimed| waiting.put(Duration::ZERO, claimed));
+        let items: Vec<_> = self.items.drain(..).map(|claimed| (Duration::ZERO, claimed)).collect();
+        self.source.keep(items);
     }
 }
 
@@ -266,12 +372,12 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
     async fn claim(&self, limit: usize) -> Result<Claim<Self::Item>, StoreError> {
         // Half of a claim: however many retries are due, other records are claimed too.
         let mut kept = self.due_again(limit.div_ceil(2)).await?;
-        let mut full = false;
+        let mut more = None;
         if kept.items.len() < limit && lock(&self.waiting).has_room() {
             match self.fetch(limit - kept.items.len()).await {
-                Ok((fetched, is_full)) => {
+                Ok((fetched, next)) => {
                     kept.items.extend(fetched);
-                    full = is_full;
+                    more = next;
                 }
                 Err(error) if kept.items.is_empty() => return Err(error),
                 Err(error) => {
@@ -280,9 +386,7 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
             }
         }
         self.isolate().await;
-        let next = lock(&self.waiting).next_due();
-        // A full fetch with unreadable records returns fewer items than the limit, although there may be more.
-        let next_due = if full { Some(Duration::ZERO) } else { next };
+        let next_due = more.into_iter().chain(lock(&self.waiting).next_due()).min();
         Ok(Claim { items: kept.into_items(), next_due })
     }
 
@@ -316,8 +420,7 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
         for (index, answer) in acked.iter().zip(self.consumer.ack(&positions).await?) {
             settled[*index] = answer;
         }
-        let mut waiting = lock(&self.waiting);
-        again.into_iter().for_each(|(wait, claimed)| waiting.put(wait, claimed));
+        self.keep(again);
         Ok(settled)
     }
 
@@ -327,8 +430,7 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
     }
 
     async fn release(&self, claimed: &[&Claimed<Self::Item>]) -> Result<(), StoreError> {
-        let mut waiting = lock(&self.waiting);
-        claimed.iter().for_each(|claimed| waiting.put(Duration::ZERO, (*claimed).clone()));
+        self.keep(claimed.iter().map(|claimed| (Duration::ZERO, (*claimed).clone())));
         Ok(())
     }
 
@@ -347,6 +449,15 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
 
     fn wakeup(&self) -> &Wakeup {
         self.consumer.wakeup()
+    }
+
+    fn may_start(&self, claimed: &Claimed<Self::Item>) -> bool {
+        self.consumer.may_start(&claimed.item.position)
+    }
+
+    async fn revoked(&self) {
+        self.consumer.revocations().signalled().await;
+        self.give_up_revoked();
     }
 }
 

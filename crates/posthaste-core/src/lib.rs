@@ -28,11 +28,12 @@ mod wakeup;
 
 pub mod bus;
 pub mod hub_store;
+pub mod log;
 pub mod metric_names;
 pub mod outbox;
 
 pub use backoff::{Backoff, RetryPolicy};
-pub use bus_source::{BusItem, BusSource, BusSourceOptions, Decoded, GivenUp};
+pub use bus_source::{BusItem, BusSource, BusSourceOptions, Decode, DecodeError, Decoded, GivenUp};
 pub use claims::{ClaimToken, Claims};
 pub use error::{BoxError, FaultKind, StoreError};
 pub use event::{

@@ -61,6 +61,8 @@ pub const QUARANTINED_TOTAL: &str = "posthaste_quarantined_total";
 pub const QUARANTINED: &str = "posthaste_quarantined";
 /// Records of a topic that a group has not acked.
 pub const BACKLOG: &str = "posthaste_backlog";
+/// Partitions that a consumer does not read, because too many of their records were done out of order.
+pub const PAUSED_PARTITIONS: &str = "posthaste_paused_partitions";
 /// Dead letters by status.
 pub const DLT_DEPTH: &str = "posthaste_dlt_depth";
 /// Rows that cannot be read.

@@ -46,6 +46,8 @@ pub(crate) trait Reporter<T>: Send + Sync {
         outcome: Outcome,
         took: Duration,
     );
+
+    fn may_start(&self, item: &InFlightItem<T>) -> bool;
 }
 
 impl<T> Delivery<T> {
@@ -79,6 +81,12 @@ impl<T> Delivery<T> {
         self.item.claimed.bytes
     }
 
+    /// True if the delivery may start now. A sink that keeps deliveries waiting checks this when it starts one: the lease
+    /// may have ended, or the item may be revoked. It reports such a delivery as snoozed.
+    pub fn may_start(&self) -> bool {
+        self.reporter.as_ref().is_some_and(|reporter| reporter.may_start(&self.item))
+    }
+
     /// Reports the outcome.
     pub fn report(mut self, outcome: impl Into<Outcome>) {
         self.send_report(outcome.into());
@@ -109,5 +117,9 @@ impl<T> Reporter<T> for Detached {
             // A test may have dropped the receiver.
             let _ = sender.send(outcome);
         }
+    }
+
+    fn may_start(&self, _: &InFlightItem<T>) -> bool {
+        true
     }
 }

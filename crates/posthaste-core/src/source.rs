@@ -104,6 +104,13 @@ pub trait Source: Send + Sync + 'static {
 
     /// Signalled when there may be something to claim.
     fn wakeup(&self) -> &Wakeup;
+
+    /// True if the delivery of this item may start. False if the item is revoked: another process will get it, and then
+    /// it must be released if its delivery has not started.
+    fn may_start(&self, claimed: &Claimed<Self::Item>) -> bool;
+
+    /// Waits until items are revoked. Never returns if this source revokes none.
+    async fn revoked(&self);
 }
 
 /// Lets a relay run on a source whose type is not known.
@@ -141,5 +148,13 @@ impl<T: Send + Sync + 'static> Source for Arc<dyn Source<Item = T>> {
 
     fn wakeup(&self) -> &Wakeup {
         (**self).wakeup()
+    }
+
+    fn may_start(&self, claimed: &Claimed<T>) -> bool {
+        (**self).may_start(claimed)
+    }
+
+    async fn revoked(&self) {
+        (**self).revoked().await;
     }
 }

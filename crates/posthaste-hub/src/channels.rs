@@ -267,12 +267,7 @@ impl Sink for TopicSink {
             batch.iter().map(|delivery| envelope::event_record(self.topic.clone(), delivery.item())).collect();
         let results = self.bus.publish(records).await;
         for (delivery, result) in batch.into_iter().zip(results) {
-            delivery.report(match result {
-                Ok(()) => Outcome::Delivered,
-                Err(error) => {
-                    Outcome::Failed(Failure::outage("bus", "the bus did not accept the event").cause(error.chain()))
-                }
-            });
+            delivery.report(result.map_or_else(|error| Outcome::Failed(error.failure()), |()| Outcome::Delivered));
         }
     }
 }

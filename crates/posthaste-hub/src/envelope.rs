@@ -10,7 +10,7 @@ use posthaste_api::{Domain, readable};
 use posthaste_core::bus::{Fetched, Record, route};
 use posthaste_core::hub_store::{DeadLetterFields, NewDeadLetter};
 use posthaste_core::outbox::OutboxItem;
-use posthaste_core::{BusItem, Decoded, Event, GivenUp, Payload};
+use posthaste_core::{BusItem, DecodeError, Decoded, Event, GivenUp, Payload};
 use posthaste_webhook::Endpoint;
 use prost::Message;
 use uuid::Uuid;
@@ -54,11 +54,11 @@ fn event_message(event: &Event, created_at: DateTime<Utc>) -> EventHubEvent {
     }
 }
 
-pub(crate) fn decode_event(record: &Fetched) -> Result<Decoded<EventHubEvent>, String> {
-    let value =
-        EventHubEvent::decode(record.value.clone()).map_err(|error| format!("not an EventHubEvent: {error}"))?;
+pub(crate) fn decode_event(record: &Fetched) -> Result<Decoded<EventHubEvent>, DecodeError> {
+    let value = EventHubEvent::decode(record.value.clone())
+        .map_err(|error| DecodeError::Poison(format!("not an EventHubEvent: {error}")))?;
     match value.event_id.is_empty() || value.event.is_none() {
-        true => Err("an EventHubEvent without id or payload".to_owned()),
+        true => Err(DecodeError::Poison("an EventHubEvent without id or payload".to_owned())),
         false => Ok(Decoded { value, budget: None, fair_key: None }),
     }
 }
@@ -101,10 +101,11 @@ fn delivery_id(event_id: &str, subscription_id: &str) -> Uuid {
     Uuid::new_v5(&DELIVERIES, format!("{event_id}\n{subscription_id}\n0").as_bytes())
 }
 
-pub(crate) fn decode_delivery(record: &Fetched) -> Result<Decoded<OutboxEvent>, String> {
-    let value = OutboxEvent::decode(record.value.clone()).map_err(|error| format!("not an OutboxEvent: {error}"))?;
+pub(crate) fn decode_delivery(record: &Fetched) -> Result<Decoded<OutboxEvent>, DecodeError> {
+    let value = OutboxEvent::decode(record.value.clone())
+        .map_err(|error| DecodeError::Poison(format!("not an OutboxEvent: {error}")))?;
     if value.event.is_none() || value.subscription_id.is_empty() {
-        return Err("an OutboxEvent without event or subscription".to_owned());
+        return Err(DecodeError::Poison("an OutboxEvent without event or subscription".to_owned()));
     }
     let budget = value.max_retry.map(|retries| retries.saturating_add(1));
     let fair_key = Some(value.subscription_id.as_str().into());
@@ -113,7 +114,7 @@ pub(crate) fn decode_delivery(record: &Fetched) -> Result<Decoded<OutboxEvent>, 
 
 /// Decodes a record of a dead-letter topic. Its intake is retried for ever, so the attempts of its delivery do not
 /// matter here.
-pub(crate) fn decode_dead_letter(record: &Fetched) -> Result<Decoded<OutboxEvent>, String> {
+pub(crate) fn decode_dead_letter(record: &Fetched) -> Result<Decoded<OutboxEvent>, DecodeError> {
     decode_delivery(record).map(|decoded| Decoded { budget: None, ..decoded })
 }
 

@@ -3,9 +3,9 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use posthaste_api::proto::EventHubEvent;
-use posthaste_core::bus::{Bus, Record};
+use posthaste_core::bus::{Bus, PublishError, Record};
 use posthaste_core::metric_names::UNMATCHED;
-use posthaste_core::{BusItem, Delivery, Failure, Outcome, Sink, StoreError, lock};
+use posthaste_core::{BusItem, Delivery, Failure, FailureClass, Outcome, Sink, lock};
 
 use crate::domains;
 use crate::envelope;
@@ -38,7 +38,7 @@ struct Addressed {
 struct Published {
     event: usize,
     subscription: Arc<ActiveSubscription>,
-    result: Result<(), Arc<StoreError>>,
+    result: Result<(), PublishError>,
 }
 
 impl FanOut {
@@ -82,10 +82,10 @@ async fn publish_in_parts(bus: &dyn Bus, mut deliveries: impl Iterator<Item = Ad
     let mut next = deliveries.next();
     while next.is_some() {
         let (mut owners, mut records, mut bytes) = (Vec::new(), Vec::new(), 0);
-        while let Some(Addressed { event, subscription, record }) = next
-            .take_if(|one| records.is_empty() || (records.len() < PART && bytes + weight(&one.record) <= PART_BYTES))
+        while let Some(Addressed { event, subscription, record }) =
+            next.take_if(|one| records.is_empty() || (records.len() < PART && bytes + one.record.size() <= PART_BYTES))
         {
-            bytes += weight(&record);
+            bytes += record.size();
             owners.push((event, subscription));
             records.push(record);
             next = deliveries.next();
@@ -95,10 +95,6 @@ async fn publish_in_parts(bus: &dyn Bus, mut deliveries: impl Iterator<Item = Ad
         published.extend(owners.into_iter().zip(results).map(with_result));
     }
     published
-}
-
-fn weight(record: &Record) -> usize {
-    record.key.len() + record.value.len()
 }
 
 #[async_trait]
@@ -122,19 +118,20 @@ impl Sink for FanOut {
         let mut failures: HashMap<usize, Failure> = HashMap::new();
         for one in &published {
             if let Err(error) = &one.result {
-                let failure = Failure::outage("bus", "the bus did not accept every delivery").cause(error.chain());
-                failures.insert(one.event, failure);
+                // A refused delivery makes its event dead, but only when all other deliveries are published.
+                let is_refused = |known: &Failure| known.class == FailureClass::Permanent;
+                if failures.get(&one.event).is_none_or(is_refused) {
+                    failures.insert(one.event, error.failure());
+                }
             }
         }
         self.remember(&events, &published, &failures);
         for (index, delivery) in batch.into_iter().enumerate() {
-            match failures.remove(&index) {
-                Some(failure) => delivery.report(Outcome::Failed(failure)),
-                None => {
-                    lock(&self.sent).remove(&delivery.item().value.event_id);
-                    delivery.report(());
-                }
+            let failure = failures.remove(&index);
+            if failure.as_ref().is_none_or(|failure| failure.class == FailureClass::Permanent) {
+                lock(&self.sent).remove(&delivery.item().value.event_id);
             }
+            delivery.report(failure.map_or(Outcome::Delivered, Outcome::Failed));
         }
     }
 }
@@ -144,6 +141,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use bytes::Bytes;
+    use posthaste_core::StoreError;
     use posthaste_core::bus::{Consumer, Topics};
 
     use super::*;
@@ -162,10 +160,10 @@ mod tests {
 
     #[async_trait]
     impl Bus for CountingBus {
-        async fn publish(&self, records: Vec<Record>) -> Vec<Result<(), Arc<StoreError>>> {
+        async fn publish(&self, records: Vec<Record>) -> Vec<Result<(), PublishError>> {
             let unpublished = self.encoded.load(Ordering::Relaxed) - self.published.load(Ordering::Relaxed);
             self.peak.fetch_max(unpublished, Ordering::Relaxed);
-            self.published.fetch_add(records.iter().map(weight).sum(), Ordering::Relaxed);
+            self.published.fetch_add(records.iter().map(Record::size).sum(), Ordering::Relaxed);
             self.records.fetch_add(records.len(), Ordering::Relaxed);
             vec![Ok(()); records.len()]
         }
@@ -186,7 +184,7 @@ mod tests {
                 value: Bytes::from(vec![0; size]),
                 headers: Vec::new(),
             };
-            encoded.fetch_add(weight(&record), Ordering::Relaxed);
+            encoded.fetch_add(record.size(), Ordering::Relaxed);
             Addressed { event, subscription: subscription.clone(), record }
         })
     }

@@ -1,12 +1,14 @@
 use std::collections::HashSet;
+use std::future::ready;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use posthaste_api::{Domain, MAX_TIMEOUT};
-use posthaste_core::bus::{Bus, Quarantine, Topics};
+use posthaste_core::bus::{Bus, Fetched, Quarantine, Topics};
 use posthaste_core::hub_store::{DeadLetterSource, HubDatabase, HubOptions, HubStores, OpenError};
 use posthaste_core::{
-    BusItem, BusSource, BusSourceOptions, Load, OnStop, RelayOptions, RetryPolicy, Sink, StoreError, Wakeup,
+    BusItem, BusSource, BusSourceOptions, Decode, DecodeError, Decoded, Load, OnStop, RelayOptions, RetryPolicy, Sink,
+    StoreError, Wakeup,
 };
 use posthaste_webhook::Client;
 
@@ -142,6 +144,11 @@ impl Hub {
     }
 }
 
+/// A decoder that never waits.
+fn decode_with<T: Send + 'static>(decode: fn(&Fetched) -> Result<Decoded<T>, DecodeError>) -> Decode<T> {
+    Box::new(move |record| Box::pin(ready(decode(record))))
+}
+
 /// The four relays after the event topics.
 struct Pipeline {
     bus: Arc<dyn Bus>,
@@ -182,7 +189,7 @@ impl Pipeline {
 
     async fn start_event_processor(&self, matcher: SubscriptionMatcher) -> Result<(), StoreError> {
         let reading = || BusSourceOptions {
-            decode: Box::new(envelope::decode_event),
+            decode: decode_with(envelope::decode_event),
             dead_letter: None,
             defer_after: Duration::MAX,
             max_waiting: MAX_WAITING,
@@ -197,8 +204,10 @@ impl Pipeline {
         let reading = move || {
             let topics = topics.clone();
             BusSourceOptions {
-                decode: Box::new(envelope::decode_delivery),
-                dead_letter: Some(Box::new(move |item, given_up| envelope::dead_letter(&topics, item, given_up))),
+                decode: decode_with(envelope::decode_delivery),
+                dead_letter: Some(Box::new(move |item, given_up| {
+                    Box::pin(ready(Ok(envelope::dead_letter(&topics, item, given_up))))
+                })),
                 defer_after: DEFER_AFTER,
                 max_waiting: MAX_WAITING,
             }
@@ -221,7 +230,7 @@ impl Pipeline {
 
     async fn start_dlt_intake(&self, dead_letters: &DeadLetterSource) -> Result<(), StoreError> {
         let reading = || BusSourceOptions {
-            decode: Box::new(envelope::decode_dead_letter),
+            decode: decode_with(envelope::decode_dead_letter),
             dead_letter: None,
             defer_after: Duration::MAX,
             max_waiting: MAX_WAITING,

@@ -5,6 +5,7 @@
 //! [`HubDatabase`](posthaste_core::hub_store::HubDatabase) opens.
 
 mod attempt_log;
+mod bus_status;
 mod channels;
 mod credentials;
 mod dead_letters;

@@ -1,6 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use posthaste_core::hub_store::Backlog;
 use posthaste_core::{FaultKind, StoreError};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
@@ -30,14 +31,21 @@ pub struct Readiness {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PartStatus {
     Ready,
+    /// The part does its other work, but an operator has to act, for this reason.
+    Degraded(String),
     /// The part cannot do its work, for this reason.
     Unready(String),
 }
 
 impl Readiness {
-    /// True if every part can do its work.
+    /// True if no part is unready.
     pub fn is_ready(&self) -> bool {
-        self.parts.values().all(|part| *part == PartStatus::Ready)
+        !self.parts.values().any(|part| matches!(part, PartStatus::Unready(_)))
+    }
+
+    /// True if a part is degraded.
+    pub fn is_degraded(&self) -> bool {
+        self.parts.values().any(|part| matches!(part, PartStatus::Degraded(_)))
     }
 }
 
@@ -76,16 +84,19 @@ impl Hub {
             return last.clone();
         }
         let mut failing = self.relays.supervisor().health().failing();
-        let stalled = match self.check_database().await {
-            Ok(()) => self.waiting().await.map(|waiting| state.stalls.observe(Instant::now(), waiting)),
-            Err(error) => Err(error),
-        };
-        match stalled {
-            Ok(stalled) => failing.extend(stalled),
-            Err(error) => _ = failing.insert(DATABASE.to_owned(), error.chain()),
-        }
         let mut parts: BTreeMap<String, PartStatus> =
             PARTS.iter().map(|part| ((*part).to_owned(), PartStatus::Ready)).collect();
+        let waiting = match self.check_database().await {
+            Ok(()) => self.waiting().await,
+            Err(error) => Err(error),
+        };
+        match waiting {
+            Ok((waiting, lost)) => {
+                failing.extend(state.stalls.observe(Instant::now(), waiting));
+                parts.extend(lost.into_iter().map(|(part, reason)| (part, PartStatus::Degraded(reason))));
+            }
+            Err(error) => _ = failing.insert(DATABASE.to_owned(), error.chain()),
+        }
         parts.extend(failing.into_iter().map(|(part, reason)| (part, PartStatus::Unready(reason))));
         let readiness = Readiness { parts };
         state.last = Some((Instant::now(), readiness.clone()));
@@ -100,11 +111,12 @@ impl Hub {
         }
     }
 
-    /// The work that waits now. Nothing here reads more than a few rows.
-    async fn waiting(&self) -> Result<Vec<WaitingWork>, StoreError> {
+    /// The work that waits now, and the parts that cannot read a partition because its position is lost. Nothing here
+    /// reads more than a few rows.
+    async fn waiting(&self) -> Result<(Vec<WaitingWork>, BTreeMap<String, String>), StoreError> {
         let stall_timeout = self.readiness.stall_timeout;
         let with_requests = stall_timeout + LONGEST_REQUEST;
-        let mut waiting = Vec::new();
+        let (mut waiting, mut lost) = (Vec::new(), BTreeMap::new());
         let mut due: BTreeSet<String> = self.readiness.channels.due_relays().into_iter().collect();
         // Events that the bus did not accept are due later, but they still count as waiting work.
         due.extend(self.relays.held_back().filter(|relay| Channels::is_relay(relay)));
@@ -113,6 +125,10 @@ impl Hub {
             waiting.push(WaitingWork { part, work: "due events".to_owned(), progress, stall_timeout });
         }
         for backlog in self.stores.inspector.backlogs().await? {
+            if backlog.is_position_lost {
+                lost.entry(backlog.group.clone()).or_insert_with(|| lost_position(&backlog));
+                continue;
+            }
             let is_requests = backlog.group == OUTBOX_PROCESSOR;
             waiting.push(WaitingWork {
                 work: format!("partition {} of {}", backlog.partition, backlog.topic),
@@ -131,6 +147,14 @@ impl Hub {
             let (part, work) = (DLT_RETRY.to_owned(), "due dead letters".to_owned());
             waiting.push(WaitingWork { part, work, progress, stall_timeout: with_requests });
         }
-        Ok(waiting)
+        Ok((waiting, lost))
     }
+}
+
+fn lost_position(backlog: &Backlog) -> String {
+    let Backlog { group, topic, partition, .. } = backlog;
+    format!(
+        "partition {partition} of {topic} is not read: the position of the group does not exist; run `posthaste topics \
+         reset {topic} --group {group} --partition {partition} --to earliest`, or latest"
+    )
 }

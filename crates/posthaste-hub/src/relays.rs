@@ -211,6 +211,14 @@ mod tests {
         fn wakeup(&self) -> &Wakeup {
             &self.wakeup
         }
+
+        fn may_start(&self, _: &Claimed<Item>) -> bool {
+            true
+        }
+
+        async fn revoked(&self) {
+            std::future::pending().await
+        }
     }
 
     struct Arrivals(Arc<Notify>);

@@ -106,4 +106,12 @@ impl<S: Source<Item: Described>> Source for Watched<S> {
     fn wakeup(&self) -> &Wakeup {
         self.source.wakeup()
     }
+
+    fn may_start(&self, claimed: &Claimed<S::Item>) -> bool {
+        self.source.may_start(claimed)
+    }
+
+    async fn revoked(&self) {
+        self.source.revoked().await;
+    }
 }

@@ -45,14 +45,24 @@ impl WebhookDispatcher {
         Self { client, sealer, lanes, stopping }
     }
 
-    /// Returns `None` if the lane had no permit in time.
-    async fn post(&self, place: LanePlace, message: &OutboxEvent, attempt: u32, at_least: Duration) -> Option<Outcome> {
+    /// Sends the request of a delivery. Returns `None` if the lane had no permit in time.
+    async fn post<T>(
+        &self,
+        delivery: &Delivery<T>,
+        place: LanePlace,
+        message: &OutboxEvent,
+        attempt: u32,
+        at_least: Duration,
+    ) -> Option<Outcome> {
         let permit = tokio::select! {
             biased;
             // During a stop, requests in flight finish and no new ones are sent.
             () = self.stopping.cancelled() => return Some(NOT_NOW),
             permit = place.acquire() => permit?,
         };
+        if !delivery.may_start() {
+            return Some(NOT_NOW);
+        }
         // Made now and not before the wait for the permit, because it copies the payload.
         let request = match self.request(message, attempt, at_least) {
             Ok(request) => request,
@@ -178,7 +188,7 @@ impl Sink for FreshDeliveries {
             };
             let dispatcher = self.0.clone();
             tokio::spawn(async move {
-                let outcome = dispatcher.post(place, &message, delivery.attempt(), Duration::ZERO).await;
+                let outcome = dispatcher.post(&delivery, place, &message, delivery.attempt(), Duration::ZERO).await;
                 delivery.report(outcome.unwrap_or_else(lane_full));
             });
         }
@@ -203,7 +213,9 @@ impl Sink for DeadLetterDeliveries {
             tokio::spawn(async move {
                 let letter = delivery.item();
                 let outcome = match OutboxEvent::decode(letter.envelope.clone()) {
-                    Ok(message) => dispatcher.post(place, &message, letter.fields.attempts + 1, at_least).await,
+                    Ok(message) => {
+                        dispatcher.post(&delivery, place, &message, letter.fields.attempts + 1, at_least).await
+                    }
                     Err(error) => Some(Outcome::Failed(
                         Failure::permanent("undecodable", "the envelope of the dead letter cannot be read")
                             .cause(error.to_string()),

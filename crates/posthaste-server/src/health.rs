@@ -16,12 +16,14 @@ pub(crate) async fn readiness(State(app): State<App>) -> Response {
     let readiness = app.hub.readiness().await;
     let part = |status: &PartStatus| match status {
         PartStatus::Ready => json!({ "status": "ready" }),
+        PartStatus::Degraded(reason) => json!({ "status": "degraded", "detail": reason }),
         PartStatus::Unready(reason) => json!({ "status": "unready", "detail": reason }),
     };
     let parts: Map<String, Value> = readiness.parts.iter().map(|(name, status)| (name.clone(), part(status))).collect();
-    let (code, status) = match readiness.is_ready() {
-        true => (StatusCode::OK, "ready"),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "unready"),
+    let (code, status) = match (readiness.is_ready(), readiness.is_degraded()) {
+        (true, false) => (StatusCode::OK, "ready"),
+        (true, true) => (StatusCode::OK, "degraded"),
+        (false, _) => (StatusCode::SERVICE_UNAVAILABLE, "unready"),
     };
     (code, axum::Json(json!({ "status": status, "parts": parts }))).into_response()
 }

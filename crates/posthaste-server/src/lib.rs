@@ -13,6 +13,7 @@ mod paging;
 mod problem;
 mod registry;
 mod router;
+mod topics;
 mod write_timeout;
 
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use posthaste_hub::Hub;
 use crate::connections::ClientLimits;
 use crate::extract::BodyTimeout;
 use crate::problem::{Code, ErrorResponse};
-use crate::{dead_letters, events, health, host, registry};
+use crate::{dead_letters, events, health, host, registry, topics};
 
 /// Enough for one event with the largest payload in base64 and the largest headers.
 const MAX_EVENT_BODY: usize = 2 * 1024 * 1024;
@@ -44,6 +44,8 @@ pub(crate) fn router(hub: Arc<Hub>, metrics: PrometheusHandle, limits: ClientLim
         .route("/api/dlt-messages", get(dead_letters::list))
         .route("/api/dlt-messages/{id}", get(dead_letters::get))
         .route("/api/replay", post(dead_letters::replay))
+        .route("/api/topics", get(topics::list))
+        .route("/api/topics/reset", post(topics::reset))
         // The older paths of the dead-letter service.
         .route("/dlt-messages", get(dead_letters::list))
         .route("/dlt-messages/{id}", get(dead_letters::get))

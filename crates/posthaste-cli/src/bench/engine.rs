@@ -116,6 +116,14 @@ impl Source for Numbers {
     fn wakeup(&self) -> &Wakeup {
         &self.wakeup
     }
+
+    fn may_start(&self, _: &Claimed<usize>) -> bool {
+        true
+    }
+
+    async fn revoked(&self) {
+        std::future::pending().await
+    }
 }
 
 /// A sink that reports every delivery as done.

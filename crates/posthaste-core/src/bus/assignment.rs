@@ -1,19 +1,20 @@
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use tokio::time::Instant;
 
 use super::Position;
+use crate::metric_names::PAUSED_PARTITIONS;
 use crate::{ClaimToken, Claims, Progress};
-
-/// The longest text of a completed set. A partition whose text is longer is paused, because every ack writes the text.
-/// The limit is enough for gaps anywhere among about a hundred thousand records.
-const MAX_COMPLETED_TEXT: usize = 16_384;
 
 /// The partitions that a consumer has leased, and its progress in each. The keys are the ids of partitions in the
 /// store.
-#[derive(Default)]
+///
+/// A commit carries the completed set of a partition as text, and the bus limits the length of that text. At the limit
+/// the partition is paused: no more of its records are fetched until the text is shorter.
 pub struct Assignment {
+    group: String,
+    max_completed_text: usize,
     partitions: Claims<i64, AssignedPartition>,
     ids: HashMap<(Arc<str>, u32), i64>,
     fetch_order: VecDeque<i64>,
@@ -21,6 +22,7 @@ pub struct Assignment {
 
 /// A partition that a consumer has leased.
 pub struct AssignedPartition {
+    state: PartitionState,
     topic: Arc<str>,
     partition: u32,
     generation: i64,
@@ -29,6 +31,19 @@ pub struct AssignedPartition {
     completed_text: usize,
     /// The lowest offset that was not handed out in this generation.
     next: i64,
+    /// The offsets that were handed out and neither acked nor released.
+    outstanding: HashSet<i64>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum PartitionState {
+    Reading,
+    /// The position of the group does not exist. Nothing is read until an operator resets it.
+    PositionLost,
+    /// Another consumer gets the partition. Nothing new is started, and records in flight may be acked until then.
+    Revoked {
+        until: Instant,
+    },
 }
 
 /// The progress of one partition, to be recorded.
@@ -46,11 +61,26 @@ impl AssignedPartition {
     /// A partition that was leased under this generation, with the progress that is in the store.
     pub fn new(topic: String, partition: u32, generation: i64, progress: Progress) -> Self {
         let (next, completed_text) = (progress.watermark(), progress.encode().len());
-        Self { topic: topic.into(), partition, generation, progress, completed_text, next }
+        let (topic, state, outstanding) = (topic.into(), PartitionState::Reading, HashSet::new());
+        Self { state, topic, partition, generation, progress, completed_text, next, outstanding }
     }
 
-    fn is_paused(&self) -> bool {
-        self.completed_text > MAX_COMPLETED_TEXT
+    /// A partition whose position does not exist: `first..=next` are the positions that do.
+    pub fn position_lost(self, group: &str, first: i64, next: i64) -> Self {
+        tracing::error!(
+            group,
+            topic = &*self.topic,
+            partition = self.partition,
+            position = self.progress.watermark(),
+            first,
+            next,
+            "the position of the group does not exist: the partition is not read until an operator resets the position"
+        );
+        Self { state: PartitionState::PositionLost, ..self }
+    }
+
+    fn is_paused(&self, max_completed_text: usize) -> bool {
+        self.completed_text > max_completed_text
     }
 }
 
@@ -60,6 +90,17 @@ fn token(generation: i64) -> ClaimToken {
 }
 
 impl Assignment {
+    /// Nothing is assigned yet. The text of a completed set is at most `max_completed_text` bytes long.
+    pub fn new(group: impl Into<String>, max_completed_text: usize) -> Self {
+        Self {
+            group: group.into(),
+            max_completed_text,
+            partitions: Claims::default(),
+            ids: HashMap::new(),
+            fetch_order: VecDeque::new(),
+        }
+    }
+
     /// True if the partition is assigned under this generation.
     pub fn contains(&self, id: i64, generation: i64) -> bool {
         self.partitions.get(&id, token(generation)).is_some()
@@ -71,13 +112,21 @@ impl Assignment {
         if self.partitions.insert(id, token(partition.generation), until, partition).is_none() {
             self.fetch_order.push_back(id);
         }
+        self.count_paused();
     }
 
-    /// Removes the partitions for which `keep` is false.
-    pub fn retain(&mut self, keep: impl Fn(i64) -> bool) {
-        self.partitions.retain(|&id, _, _| keep(id));
+    /// Removes the partitions for which `keep` is false. Returns true if records of them were in flight.
+    pub fn retain(&mut self, keep: impl Fn(i64) -> bool) -> bool {
+        let mut is_lost = false;
+        self.partitions.retain(|&id, _, partition| {
+            let is_kept = keep(id);
+            is_lost |= !is_kept && !partition.outstanding.is_empty();
+            is_kept
+        });
         self.ids.retain(|_, &mut id| keep(id));
         self.fetch_order.retain(|&id| keep(id));
+        self.count_paused();
+        is_lost
     }
 
     /// Removes a partition whose lease of this generation is lost. A partition that was leased again under a later
@@ -105,7 +154,10 @@ impl Assignment {
         let mut fetchable = Vec::with_capacity(self.fetch_order.len());
         for id in &self.fetch_order {
             let current = self.partitions.current(id).map(|(_, partition)| partition);
-            if let Some(partition) = current.filter(|partition| !partition.is_paused()) {
+            let is_read = |partition: &&mut AssignedPartition| {
+                partition.state == PartitionState::Reading && !partition.is_paused(self.max_completed_text)
+            };
+            if let Some(partition) = current.filter(is_read) {
                 while partition.progress.is_done(partition.next) {
                     partition.next += 1;
                 }
@@ -117,15 +169,69 @@ impl Assignment {
 
     /// Marks a record as handed out and returns its position; `None` if it was done or handed out before.
     pub fn hand_out(&mut self, id: i64, offset: i64) -> Option<Position> {
-        let (_, partition) = self.partitions.current(&id).filter(|(_, partition)| partition.next <= offset)?;
+        let is_next =
+            |partition: &AssignedPartition| partition.state == PartitionState::Reading && partition.next <= offset;
+        let (_, partition) = self.partitions.current(&id).filter(|(_, partition)| is_next(partition))?;
         partition.next = offset + 1;
-        let position = || Position {
-            topic: Arc::clone(&partition.topic),
-            partition: partition.partition,
-            offset,
-            generation: partition.generation,
-        };
-        (!partition.progress.is_done(offset)).then(position)
+        if partition.progress.is_done(offset) {
+            return None;
+        }
+        partition.outstanding.insert(offset);
+        let (topic, number, generation) = (Arc::clone(&partition.topic), partition.partition, partition.generation);
+        Some(Position { topic, partition: number, offset, generation })
+    }
+
+    /// The records were acked, or they will not be delivered by this consumer.
+    pub fn release(&mut self, positions: &[&Position]) {
+        for position in positions {
+            let id = self.id_of(position);
+            if let Some(partition) = id.and_then(|id| self.partitions.get_mut(&id, token(position.generation))) {
+                partition.outstanding.remove(&position.offset);
+            }
+        }
+    }
+
+    /// True if the delivery of this record may start: its partition is assigned and not revoked.
+    pub fn may_start(&self, position: &Position) -> bool {
+        let id = self.id_of(position);
+        let partition = id.and_then(|id| self.partitions.get(&id, token(position.generation)));
+        partition.is_some_and(|partition| !matches!(partition.state, PartitionState::Revoked { .. }))
+    }
+
+    /// How many partitions are assigned and not revoked.
+    pub fn kept(&self) -> usize {
+        let is_kept = |partition: &AssignedPartition| !matches!(partition.state, PartitionState::Revoked { .. });
+        self.partitions.iter().filter(|(_, partition)| is_kept(partition)).count()
+    }
+
+    /// Revokes partitions until at most `share` are kept. Their records in flight may be acked until `until`. Returns
+    /// true if there were such partitions.
+    pub fn revoke_beyond(&mut self, share: usize, until: Instant) -> bool {
+        let mut excess = self.kept().saturating_sub(share);
+        let is_revoked = excess > 0;
+        // From the back: the partitions that were added last.
+        for id in self.fetch_order.iter().rev() {
+            let Some((_, partition)) = self.partitions.current(id).filter(|_| excess > 0) else { continue };
+            if !matches!(partition.state, PartitionState::Revoked { .. }) {
+                partition.state = PartitionState::Revoked { until };
+                excess -= 1;
+            }
+        }
+        is_revoked
+    }
+
+    /// The revoked partitions of which nothing is in flight any more, or whose time is over. Returns true if records of
+    /// them are still in flight.
+    pub fn drained(&self, now: Instant) -> (Vec<i64>, bool) {
+        let (mut drained, mut is_lost) = (Vec::new(), false);
+        for (&id, partition) in self.partitions.iter() {
+            let PartitionState::Revoked { until } = partition.state else { continue };
+            if partition.outstanding.is_empty() || until <= now {
+                drained.push(id);
+                is_lost |= !partition.outstanding.is_empty();
+            }
+        }
+        (drained, is_lost)
     }
 
     /// The partition filled a whole fetch: the next fetch begins with the partitions after it.
@@ -137,13 +243,34 @@ impl Assignment {
 
     /// Remembers progress that is in the store now. Returns true if a paused partition may be read again.
     pub fn recorded(&mut self, advance: Advance) -> bool {
-        let Some(partition) = self.partitions.get_mut(&advance.partition_id, token(advance.generation)) else {
+        let token = token(advance.generation);
+        let Some(partition) = self.partitions.get_mut(&advance.partition_id, token) else {
             return false;
         };
-        let was_paused = partition.is_paused();
+        let was_paused = partition.is_paused(self.max_completed_text);
         partition.completed_text = advance.progress.encode().len();
         partition.progress = advance.progress;
-        was_paused && !partition.is_paused()
+        let is_paused = partition.is_paused(self.max_completed_text);
+        if is_paused != was_paused {
+            let (topic, number, waits_for) = (&partition.topic, partition.partition, partition.progress.watermark());
+            match is_paused {
+                true => tracing::warn!(
+                    group = self.group,
+                    %topic,
+                    partition = number,
+                    offset = waits_for,
+                    "the partition is paused: too many records were done out of order; it waits for this offset"
+                ),
+                false => tracing::info!(group = self.group, %topic, partition = number, "the partition is read again"),
+            }
+            self.count_paused();
+        }
+        was_paused && !is_paused
+    }
+
+    fn count_paused(&self) {
+        let paused = self.partitions.iter().filter(|(_, partition)| partition.is_paused(self.max_completed_text));
+        metrics::gauge!(PAUSED_PARTITIONS, "group" => self.group.clone()).set(paused.count() as f64);
     }
 }
 
@@ -152,7 +279,7 @@ mod tests {
     use super::*;
 
     fn assignment(partitions: impl IntoIterator<Item = (i64, Progress)>) -> Assignment {
-        let mut assignment = Assignment::default();
+        let mut assignment = Assignment::new("group", 100);
         for (id, progress) in partitions {
             let partition = AssignedPartition::new("t".to_owned(), id as u32, 1, progress);
             assignment.insert(id, partition, Instant::now());
@@ -178,6 +305,22 @@ mod tests {
         }
         assert_eq!(handed_out, [2, 4, 7]);
         assert!(assignment.hand_out(1, 4).is_none(), "handed out twice");
+    }
+
+    #[tokio::test]
+    async fn a_partition_is_paused_while_the_text_of_its_completed_set_is_too_long() {
+        let mut assignment = assignment([(1, Progress::at(0)), (2, Progress::at(0))]);
+        let mut advance = assignment.advance(1, 1).unwrap();
+        // Two runs of 20 records need few bytes; 500 single records need more than the limit.
+        (1..21).chain(30..50).for_each(|offset| advance.progress.complete(offset));
+        assert!(!assignment.recorded(advance.clone()));
+        assert_eq!(assignment.fetchable().len(), 2);
+        (51..1_051).step_by(2).for_each(|offset| advance.progress.complete(offset));
+        assert!(!assignment.recorded(advance.clone()));
+        assert_eq!(assignment.fetchable(), [(2, 0)], "only the other partition is read");
+        (0..1_051).for_each(|offset| advance.progress.complete(offset));
+        assert!(assignment.recorded(advance), "it may be read again");
+        assert_eq!(assignment.fetchable(), [(1, 1_051), (2, 0)]);
     }
 
     #[tokio::test]

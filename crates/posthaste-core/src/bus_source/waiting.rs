@@ -126,6 +126,16 @@ impl<T> Waiting<T> {
         due
     }
 
+    /// Removes the revoked records.
+    pub(super) fn take_revoked(&mut self, is_revoked: impl Fn(&BusItem<T>) -> bool) -> Vec<Claimed<BusItem<T>>> {
+        let (revoked, kept): (Vec<_>, Vec<_>) =
+            self.heap.drain().partition(|Reverse(due)| is_revoked(&due.claimed.item));
+        self.heap = kept.into();
+        let revoked: Vec<_> = revoked.into_iter().map(|Reverse(due)| due.claimed).collect();
+        revoked.iter().for_each(|claimed| self.loads.remove(claimed.item.fair_key.as_ref(), claimed.bytes));
+        revoked
+    }
+
     /// How long until the next record is due.
     pub(super) fn next_due(&self) -> Option<Duration> {
         self.heap.peek().map(|Reverse(next)| next.at.saturating_duration_since(Instant::now()))

@@ -254,6 +254,14 @@ impl Source for DeadLetterSource {
     fn wakeup(&self) -> &Wakeup {
         &self.0.wakeup
     }
+
+    fn may_start(&self, _: &Claimed<DeadLetter>) -> bool {
+        true
+    }
+
+    async fn revoked(&self) {
+        std::future::pending().await
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use chrono::{DateTime, Utc};
 
 use crate::StoreError;
 
-/// Queries of operators and readiness on a bus.
+/// Queries and commands of operators on a bus.
 ///
 /// # Laws
 ///
@@ -28,7 +28,7 @@ pub trait BusInspector: Send + Sync + 'static {
     /// Every partition of every topic, sorted by name and number.
     async fn topics(&self) -> Result<Vec<TopicState>, StoreError>;
 
-    /// Partitions in which a group has records to do, at most 1,000.
+    /// Partitions in which a group has records to do or whose position is lost, at most 1,000.
     async fn backlogs(&self) -> Result<Vec<Backlog>, StoreError>;
 
     /// Groups that have records to do, and the age of the oldest of these records.
@@ -36,6 +36,20 @@ pub trait BusInspector: Send + Sync + 'static {
 
     /// How many records are in quarantine, of all groups.
     async fn quarantined_count(&self) -> Result<u64, StoreError>;
+
+    /// Moves a group to another position in one partition of a topic, or in all of them. Its consumers go on from there;
+    /// records in flight may be delivered again. Returns the number of partitions, 0 if the group does not read the
+    /// topic.
+    async fn reset(&self, group: &str, topic: &str, partition: Option<u32>, to: ResetTo) -> Result<u64, StoreError>;
+}
+
+/// Where a group goes on reading a partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ResetTo {
+    /// At the earliest record that exists.
+    Earliest,
+    /// At the next record that is published.
+    Latest,
 }
 
 /// One record of the log, and the groups that read it.
@@ -71,11 +85,20 @@ pub struct TopicState {
     pub topic: String,
     /// The partition.
     pub partition: u32,
+    /// The lowest offset that exists, or the next one if there are no records.
+    pub first_offset: i64,
     /// The offset that the next record gets.
     pub next_offset: i64,
     /// Each group and its watermark, the lowest offset that it has not done. The backlog is at
     /// most `next_offset` minus the watermark.
     pub groups: Vec<(String, i64)>,
+}
+
+impl TopicState {
+    /// True if this position does not exist: nothing is read from there until an operator resets it.
+    pub fn is_lost(&self, position: i64) -> bool {
+        !(self.first_offset..=self.next_offset).contains(&position)
+    }
 }
 
 /// A partition in which a group has records to do.
@@ -89,4 +112,6 @@ pub struct Backlog {
     pub partition: u32,
     /// Changes with every record that the group has done.
     pub progress: String,
+    /// True if the position of the group does not exist: nothing is read until an operator resets it.
+    pub is_position_lost: bool,
 }

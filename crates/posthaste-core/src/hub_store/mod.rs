@@ -32,7 +32,7 @@ pub use dead_letters::{
     ReplayResult, ReplayResults, Trigger, WaitingSubscription,
 };
 pub use idempotency::{EventIdentity, deduplicate, deduplicate_atomic};
-pub use log::{Backlog, BusInspector, GroupProgress, LogEntry, TopicState};
+pub use log::{Backlog, BusInspector, GroupProgress, LogEntry, ResetTo, TopicState};
 pub use outbox::HubOutbox;
 pub use registry::{
     Created, Definition, DefinitionFields, DefinitionStore, EventKey, Page, PageRequest, Registry, RegistryError,

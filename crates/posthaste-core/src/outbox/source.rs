@@ -547,6 +547,14 @@ impl<S: Store> Source for OutboxSource<S> {
     fn wakeup(&self) -> &Wakeup {
         &self.cursor.wakeup
     }
+
+    fn may_start(&self, _: &Claimed<OutboxItem>) -> bool {
+        true
+    }
+
+    async fn revoked(&self) {
+        std::future::pending().await
+    }
 }
 
 impl<S: Store> OutboxSource<S> {

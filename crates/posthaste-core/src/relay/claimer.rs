@@ -25,6 +25,11 @@ pub(super) async fn claim<S: Source>(shared: Arc<Shared<S>>, stop: CancellationT
             () = stop.cancelled() => return,
             () = room(shared) => {}
         }
+        tokio::select! {
+            biased;
+            () = stop.cancelled() => return,
+            () = renewed(shared) => {}
+        }
         let asked = Instant::now();
         shared.next_due.forget_due(asked);
         let before = shared.clock.now();
@@ -109,6 +114,23 @@ async fn room<S: Source>(shared: &Shared<S>) {
             }
         }
         freed.await;
+    }
+}
+
+/// Waits for a renewal that is overdue. After a pause of the whole process the leases of its own items may have ended: a
+/// claim before the renewal could return an item that is still being delivered here.
+async fn renewed<S: Source>(shared: &Shared<S>) {
+    loop {
+        // Created before the check, so that no signal in between is missed.
+        let (renewed, freed) = (shared.renewed.notified(), shared.in_flight.freed.notified());
+        if shared.in_flight.len() == 0 || !shared.is_renewal_overdue() {
+            return;
+        }
+        shared.renew_soon.notify_one();
+        tokio::select! {
+            () = renewed => {}
+            () = freed => {}
+        }
     }
 }
 

@@ -104,6 +104,20 @@ impl<T> Queue<T> {
         Some(popped)
     }
 
+    /// Removes the runs whose head is revoked.
+    pub(super) fn take_revoked(&self, is_revoked: impl Fn(&InFlightItem<T>) -> bool) -> Vec<Run<T>> {
+        let mut waiting = lock(&self.waiting);
+        let Waiting { hot, cold, .. } = &mut *waiting;
+        let mut revoked = Vec::new();
+        for queue in [hot, cold] {
+            let (taken, kept): (VecDeque<_>, VecDeque<_>) =
+                queue.drain(..).partition(|run| run.front().is_some_and(|head| is_revoked(head)));
+            *queue = kept;
+            revoked.extend(taken);
+        }
+        revoked
+    }
+
     pub(super) fn take_all(&self) -> Vec<Run<T>> {
         let mut waiting = lock(&self.waiting);
         let hot = std::mem::take(&mut waiting.hot);

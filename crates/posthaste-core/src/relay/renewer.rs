@@ -8,7 +8,8 @@ use super::in_flight::InFlightItem;
 use super::shared::Shared;
 use crate::{Settled, Source};
 
-/// Renews the leases of all items in flight, waiting or being delivered, until `end`.
+/// Renews the leases of all items in flight, waiting or being delivered, until `end`. Releases the waiting items that the
+/// source revokes.
 pub(super) async fn renew<S: Source>(shared: Arc<Shared<S>>, end: CancellationToken) {
     let lease = shared.source.lease();
     let mut next = Instant::now() + lease / 3;
@@ -18,6 +19,10 @@ pub(super) async fn renew<S: Source>(shared: Arc<Shared<S>>, end: CancellationTo
             () = end.cancelled() => return,
             () = sleep_until(next) => {}
             () = shared.renew_soon.notified() => {}
+            () = shared.source.revoked() => {
+                shared.release_revoked();
+                continue;
+            }
         }
         // Counted from before the statement is sent: when the store takes long to respond, the next renewal comes
         // sooner.
@@ -38,6 +43,7 @@ async fn renew_all<S: Source>(shared: &Shared<S>, lease: Duration) -> bool {
     let statement = &shared.backpressure.renewing;
     if items.is_empty() {
         shared.backpressure.answered(statement, true);
+        shared.renewal_answered(before);
         return true;
     }
     // In the order of their claim, so that a simulated run can be repeated.
@@ -49,6 +55,7 @@ async fn renew_all<S: Source>(shared: &Shared<S>, lease: Duration) -> bool {
         Ok(answers) => {
             let all_answered = apply(shared, &items, &answers, deadline(before, lease));
             shared.backpressure.answered(statement, true);
+            shared.renewal_answered(before);
             all_answered
         }
         Err(error) => {

@@ -1,5 +1,5 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -30,6 +30,10 @@ pub(super) struct Shared<S: Source> {
     pub(super) next_due: NextDue,
     /// Notified when items arrive with little of their lease left: they may need a renewal before the next regular one.
     pub(super) renew_soon: Notify,
+    /// When the last renewal that the source answered was sent.
+    renewed_at: AtomicU64,
+    /// Notified after each renewal that the source answered.
+    pub(super) renewed: Notify,
     /// The drain time is over: outcomes that are reported now are ignored, and their items are released.
     closed: AtomicBool,
 }
@@ -50,6 +54,8 @@ impl<S: Source> Shared<S> {
             backpressure: Backpressure::new(max_unsettled),
             next_due: NextDue::default(),
             renew_soon: Notify::new(),
+            renewed_at: AtomicU64::new(0),
+            renewed: Notify::new(),
             closed: AtomicBool::new(false),
             options,
         }
@@ -68,6 +74,18 @@ impl<S: Source> Shared<S> {
         if deadline < worth_renewing(self.clock.now(), self.source.lease()) {
             self.renew_soon.notify_one();
         }
+    }
+
+    /// The source has answered a renewal of all leases, which was sent at this time.
+    pub(super) fn renewal_answered(&self, sent_at: u64) {
+        self.renewed_at.store(sent_at, Ordering::Relaxed);
+        self.renewed.notify_waiters();
+    }
+
+    /// True if leases should have been renewed long ago. The renewer does it three times in a lease.
+    pub(super) fn is_renewal_overdue(&self) -> bool {
+        let age = self.clock.now().saturating_sub(self.renewed_at.load(Ordering::Relaxed));
+        age > self.source.lease().as_micros() as u64 * 2 / 3
     }
 
     /// Waits until new deliveries may start, then pops at most one chunk of runs from the queue.
@@ -90,19 +108,32 @@ impl<S: Source> Shared<S> {
         let mut deliveries = Vec::with_capacity(runs.len());
         for mut run in runs {
             match run.pop_front() {
-                Some(head) if head.may_start(now) => {
+                Some(head) if shared.may_start(&head, now) => {
                     deliveries.push(Delivery::new(head, run, shared.clone() as Arc<dyn Reporter<S::Item>>));
                 }
                 Some(head) => {
+                    let is_lost = !head.may_start(now);
                     run.push_front(head);
-                    shared.metrics.lost(run.len());
-                    tracing::warn!(relay = shared.name, items = run.len(), "not delivered: the lease ended first");
+                    if is_lost {
+                        shared.metrics.lost(run.len());
+                        tracing::warn!(relay = shared.name, items = run.len(), "not delivered: the lease ended first");
+                    }
                     shared.completions.release(run);
                 }
                 None => {}
             }
         }
         deliveries
+    }
+
+    fn may_start(&self, item: &InFlightItem<S::Item>, now: u64) -> bool {
+        item.may_start(now) && self.source.may_start(&item.claimed)
+    }
+
+    /// Releases the waiting items that the source has revoked.
+    pub(super) fn release_revoked(&self) {
+        let is_revoked = |item: &InFlightItem<S::Item>| !self.source.may_start(&item.claimed);
+        self.completions.release(self.queue.take_revoked(is_revoked).into_iter().flatten());
     }
 
     pub(super) fn release_queued(&self) {
@@ -164,5 +195,9 @@ impl<S: Source> Reporter<S::Item> for Shared<S> {
         if !next.is_empty() {
             self.queue.push_front(next);
         }
+    }
+
+    fn may_start(&self, item: &InFlightItem<S::Item>) -> bool {
+        Self::may_start(self, item, self.clock.now())
     }
 }

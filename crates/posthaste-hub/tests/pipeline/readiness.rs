@@ -1,10 +1,12 @@
 use std::time::Duration;
 
-use posthaste_api::EventIn;
+use posthaste_api::{EventIn, ResetIn, ResetTo};
 use posthaste_hub::{Hub, PartStatus};
 use posthaste_sql::sqlite::HubDatabase;
 
-use crate::support::{Subscriber, header, open_database, open_on, publish, start, subscribe, test_settings, until};
+use crate::support::{
+    Subscriber, execute, header, open, open_database, open_on, publish, start, subscribe, test_settings, until,
+};
 
 const EVENT: &str = r#"{"eventType":"order.placed","sourceService":"shop","payload":1}"#;
 
@@ -13,7 +15,7 @@ async fn until_unready(hub: &Hub, part: &str) -> String {
     until("readiness fails", async || {
         let parts = hub.readiness().await.parts;
         let mut unready = parts.into_iter().filter_map(|(name, status)| match status {
-            PartStatus::Ready => None,
+            PartStatus::Ready | PartStatus::Degraded(_) => None,
             PartStatus::Unready(reason) => Some((name, reason)),
         });
         let (name, reason) = unready.next()?;
@@ -76,4 +78,43 @@ async fn readiness_names_a_stalled_relay_until_it_makes_progress() {
     assert_eq!(header(&subscriber.wait_for(1).await[0].0, "webhook-id"), id);
     until_ready(&world.hub).await;
     world.hub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_whose_position_is_lost_is_named_until_an_operator_resets_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let subscriber = Subscriber::default();
+    let hub = open(folder.path(), test_settings()).await;
+    subscribe(&hub, "*", "all", &format!("http://{}/hook", subscriber.start().await), None).await;
+    publish(&hub, EVENT).await;
+    subscriber.wait_for(1).await;
+    hub.stop().await;
+    // As if the records that the group has not done were removed.
+    execute(folder.path(), "UPDATE log_group SET watermark = 1000 WHERE group_name = 'event-processor'").await;
+
+    let hub = open(folder.path(), test_settings()).await;
+    let waits = publish(&hub, EVENT).await;
+    let readiness = hub.readiness().await;
+    let PartStatus::Degraded(reason) = &readiness.parts["event-processor"] else { panic!("{readiness:?}") };
+    assert!(readiness.is_ready() && reason.contains("partition 0 of posthaste.events.order.placed"), "{reason}");
+    let topic = "posthaste.events.order.placed";
+    let topics = hub.topics().await.unwrap();
+    let shown = topics.items.iter().find(|shown| shown.topic == topic).unwrap();
+    assert!(shown.partitions[0].groups[0].position_lost, "{shown:?}");
+    // Events of other types are delivered meanwhile.
+    let other = publish(&hub, r#"{"eventType":"order.paid","sourceService":"shop","payload":1}"#).await;
+    assert_eq!(header(&subscriber.wait_for(2).await[1].0, "webhook-id"), other);
+
+    let reset = |group: &str| {
+        let (group, topic) = (group.to_owned(), topic.to_owned());
+        ResetIn { topic, group, partition: Some(0), to: ResetTo::Earliest }
+    };
+    assert_eq!(hub.reset_position(&reset("nobody")).await.unwrap(), 0);
+    assert_eq!(hub.reset_position(&reset("event-processor")).await.unwrap(), 1);
+    until("the event that waited arrives", async || {
+        subscriber.received().iter().any(|(headers, _)| header(headers, "webhook-id") == waits).then_some(())
+    })
+    .await;
+    until("nothing is degraded", async || (!hub.readiness().await.is_degraded()).then_some(())).await;
+    hub.stop().await;
 }

@@ -3,12 +3,13 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use posthaste_core::hub_store::{self, HubOptions, HubStores, OpenError, Registry, Schema};
+use posthaste_core::log::LogOptions;
 use posthaste_core::outbox::{Mode, Reader, Table, TableName};
 use posthaste_core::{StoreError, lock};
 
 use super::database::{self, Database, file_of};
 use super::file_lock::FileLock;
-use super::{ChannelTable, DeadLetterTable, Log, LogOptions, RegistryTables};
+use super::{ChannelTable, DeadLetterTable, Log, LogTables, RegistryTables};
 
 /// A SQLite file that holds all tables of a hub, for one process at a time.
 ///
@@ -88,20 +89,21 @@ impl hub_store::HubDatabase for HubDatabase {
         let HubOptions { lease, max_channels } = options;
         let database = &self.database;
         let outbox = database.outbox(TableName::default(), Mode::SingleNode).await?;
-        let log = Log::new(database.clone(), LogOptions { lease, ..LogOptions::default() });
+        let tables = LogTables::new(database.clone());
+        let log = Log::new(tables.clone(), LogOptions { lease, ..LogOptions::default() });
         let dead_letters = DeadLetterTable::new(database.clone());
         if lock(&self.lock).is_some() {
             outbox.void_lease().await?;
-            log.void_leases().await?;
+            tables.void_leases().await?;
             dead_letters.void_leases().await?;
         }
         let channels = ChannelTable::new(database.clone(), outbox.clone(), max_channels);
         Ok(HubStores {
             outbox: Arc::new(Table::open(outbox, Reader::Channels, lease).await?),
             channels: Arc::new(channels),
-            bus: Arc::new(log.clone()),
-            quarantine: Arc::new(log.clone()),
-            inspector: Arc::new(log),
+            bus: Arc::new(log),
+            quarantine: Arc::new(tables.clone()),
+            inspector: Arc::new(tables),
             dead_letters: Arc::new(dead_letters),
             registry: self.registry(),
         })

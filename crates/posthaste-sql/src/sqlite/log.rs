@@ -1,127 +1,83 @@
-//! The built-in bus: topics, partitions, offsets and group leases in tables of the same database.
+//! The tables of the built-in bus: topics, partitions, offsets and group leases.
 
 mod append;
-mod consumer;
 mod inspect;
 mod leases;
 mod quarantine;
+mod read;
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use posthaste_core::bus::{Bus, Consumer, Record, Topics};
-use posthaste_core::{FaultKind, StoreError, Wakeup, lock};
+use posthaste_core::bus::Advance;
+use posthaste_core::log::{Leases, LogStore, Look, Member, NewRecord, Newest, StoredRecord};
+use posthaste_core::{FaultKind, StoreError};
 
 use super::Database;
 
-/// The bus on SQLite. Clones share one log: a consumer of one is woken by the appends of another.
+/// The bus on SQLite.
+pub type Log = posthaste_core::log::Log<LogTables>;
+
+/// The tables of the built-in bus on SQLite.
 #[derive(Clone)]
-pub struct Log(Arc<Inner>);
-
-/// How a log is laid out and read.
-#[derive(Clone, Debug)]
-pub struct LogOptions {
-    /// How many partitions a new topic has; existing topics keep theirs. The default is one: only one process reads a
-    /// SQLite file, so more partitions would only add rows to read.
-    pub partitions: u32,
-    /// The lease of a partition. When a consumer has not renewed it for this long, another consumer of the group may
-    /// lease the partition.
-    pub lease: Duration,
-}
-
-impl Default for LogOptions {
-    fn default() -> Self {
-        Self { partitions: 1, lease: Duration::from_secs(30) }
-    }
-}
-
-struct Inner {
+pub struct LogTables {
     database: Database,
-    options: LogOptions,
-    /// A cache: topic → the ids of its partitions, in order. Neither ever changes, so it cannot be stale.
-    partitions: Mutex<HashMap<Arc<str>, Arc<[i64]>>>,
-    subscriptions: Mutex<Vec<Weak<Subscription>>>,
+    /// The progress rows that were already reported as unreadable. Leases are renewed every few seconds, but each row is
+    /// logged only once.
+    reported: Arc<Mutex<HashSet<String>>>,
 }
 
-/// The topics that a consumer reads, and the wake-up by which this process wakes it.
-struct Subscription {
-    group: String,
-    topics: Topics,
-    wakeup: Wakeup,
-    /// True if this process created a topic that the consumer reads, or released a partition of its group, since the
-    /// consumer last leased partitions.
-    partitions_changed: AtomicBool,
-}
-
-impl Log {
-    /// A log on a database whose hub tables are up to date, see [`Database::migrate_hub`].
-    pub fn new(database: Database, options: LogOptions) -> Self {
-        let options = LogOptions { partitions: options.partitions.max(1), ..options };
-        Self(Arc::new(Inner { database, options, partitions: Mutex::default(), subscriptions: Mutex::default() }))
+impl LogTables {
+    /// The tables of a database whose hub tables are up to date, see [`Database::migrate_hub`].
+    pub fn new(database: Database) -> Self {
+        Self { database, reported: Arc::default() }
     }
 
-    /// Ends all leases of all groups. Only for a process that knows that no other process uses the file: the consumers
-    /// of a process that was killed would otherwise keep theirs until they expire.
+    /// Ends all memberships and leases of all groups. Only for a process that knows that no other process uses the file:
+    /// the consumers of a process that was killed would otherwise keep theirs until they expire.
     pub async fn void_leases(&self) -> Result<(), StoreError> {
-        leases::void(&self.0.database).await?;
-        self.partitions_changed(|_| true);
-        Ok(())
-    }
-
-    fn wake_readers_of(&self, topics: &BTreeSet<Arc<str>>) {
-        for subscription in self.subscriptions() {
-            if topics.iter().any(|topic| subscription.reads(topic)) {
-                subscription.wakeup.wake();
-            }
-        }
-    }
-
-    fn partitions_changed(&self, concerns: impl Fn(&Subscription) -> bool) {
-        for subscription in self.subscriptions().iter().filter(|subscription| concerns(subscription)) {
-            subscription.partitions_changed.store(true, Ordering::Release);
-            subscription.wakeup.wake();
-        }
-    }
-
-    fn subscriptions(&self) -> Vec<Arc<Subscription>> {
-        let mut subscriptions = lock(&self.0.subscriptions);
-        subscriptions.retain(|subscription| subscription.strong_count() > 0);
-        subscriptions.iter().filter_map(Weak::upgrade).collect()
-    }
-}
-
-impl Subscription {
-    fn reads(&self, topic: &str) -> bool {
-        match &self.topics {
-            Topics::Named(names) => names.iter().any(|name| name == topic),
-            Topics::Prefix(prefix) => topic.starts_with(prefix.as_str()),
-        }
+        leases::void(&self.database).await
     }
 }
 
 #[async_trait]
-impl Bus for Log {
-    async fn publish(&self, records: Vec<Record>) -> Vec<Result<(), Arc<StoreError>>> {
-        let count = records.len();
-        if count == 0 {
-            return Vec::new();
-        }
-        // All records are in one transaction, so they share one result.
-        vec![self.append(records).await.map_err(Arc::new); count]
+impl LogStore for LogTables {
+    async fn create_topics(&self, names: Vec<String>, partitions: u32) -> Result<Vec<(String, Vec<i64>)>, StoreError> {
+        append::create_topics(&self.database, names, partitions).await
     }
 
-    async fn subscribe(&self, group: &str, topics: Topics) -> Result<Box<dyn Consumer>, StoreError> {
-        let subscription = Arc::new(Subscription {
-            group: group.to_owned(),
-            topics,
-            wakeup: Wakeup::default(),
-            partitions_changed: AtomicBool::new(true),
-        });
-        lock(&self.0.subscriptions).push(Arc::downgrade(&subscription));
-        Ok(Box::new(consumer::GroupConsumer::join(self.clone(), subscription).await?))
+    async fn append(&self, records: Vec<NewRecord>) -> Result<(), StoreError> {
+        append::append(&self.database, records).await
+    }
+
+    async fn newest(&self) -> Result<Newest, StoreError> {
+        read::newest(&self.database).await
+    }
+
+    async fn read(&self, places: &[(i64, i64)], limit: usize) -> Result<(Vec<StoredRecord>, bool), StoreError> {
+        read::read(&self.database, places, limit).await
+    }
+
+    async fn look(&self, member: &Member, lease: Duration) -> Result<Look, StoreError> {
+        leases::look(&self.database, member, lease).await
+    }
+
+    async fn lease(&self, member: &Member, lease: Duration) -> Result<Leases, StoreError> {
+        leases::lease(self, member, lease).await
+    }
+
+    async fn record(&self, member: &Member, advances: &[Advance]) -> Result<Vec<i64>, StoreError> {
+        leases::record(&self.database, member, advances).await
+    }
+
+    async fn release(&self, member: &Member, partitions: &[i64]) -> Result<(), StoreError> {
+        leases::release(&self.database, member, partitions).await
+    }
+
+    async fn leave(&self, member: &Member) -> Result<(), StoreError> {
+        leases::leave(&self.database, member).await
     }
 }
 

@@ -22,7 +22,7 @@ pub use database::{Database, OpenError, file_of};
 pub use dead_letters::DeadLetterTable;
 pub use hub_database::HubDatabase;
 pub use inbox::Inbox;
-pub use log::{Log, LogOptions};
+pub use log::{Log, LogTables};
 pub use migrations::migrations;
 pub use outbox::{OutboxStore, Transaction};
 pub use registry::RegistryTables;

@@ -9,9 +9,10 @@ use posthaste_core::hub_store::{
     BusInspector, DeadLetterFilter, DeadLetterQueries, DeadLetterReplays, DeadLetterSource, DeadLetterStatus,
     DefinitionStore, PageRequest, Registry, SubscriptionFilter, SubscriptionStore,
 };
+use posthaste_core::log::LogOptions;
 use posthaste_core::outbox::{Mode, OperatorStore, Reader};
 use posthaste_core::{FaultKind, Source};
-use posthaste_sql::sqlite::{DeadLetterTable, Log, LogOptions, RegistryTables};
+use posthaste_sql::sqlite::{DeadLetterTable, Log, LogTables, RegistryTables};
 use sqlx::sqlite::{Sqlite, SqlitePool};
 
 use crate::support::{File, LEASE, event, outbox};
@@ -33,7 +34,7 @@ async fn operator_queries_and_claims_use_separate_connections() {
     let outbox = outbox(&database, Reader::Channels, Mode::SingleNode).await;
     let (letters, registry) = (DeadLetterTable::new(database.clone()), RegistryTables::new(database.clone()));
     let source = DeadLetterSource::new(Arc::new(letters.clone()), LEASE);
-    let log = Log::new(database.clone(), LogOptions::default());
+    let log = Log::new(LogTables::new(database.clone()), LogOptions::default());
     outbox.store().ingest(vec![event("1", "t", "{}")]).await.unwrap();
     source.insert(vec![dead_letter("1")]).await.unwrap();
     let value = bytes::Bytes::from_static(b"value");
@@ -59,8 +60,11 @@ async fn operator_queries_and_claims_use_separate_connections() {
         assert_eq!(letters.of_event("event-1").await.unwrap().len(), 1);
         assert_eq!(letters.depth_by_status().await.unwrap()[0], (DeadLetterStatus::New, 1));
         assert_eq!(letters.replay_results("unknown").await.unwrap().pending, 0);
-        assert_eq!((log.records_of("1").await.unwrap().len(), log.topics().await.unwrap().len()), (1, 1));
-        assert_eq!(log.quarantined_count().await.unwrap(), 0);
+        assert_eq!(
+            (log.store().records_of("1").await.unwrap().len(), log.store().topics().await.unwrap().len()),
+            (1, 1)
+        );
+        assert_eq!(log.store().quarantined_count().await.unwrap(), 0);
         let page = PageRequest { after: None, page: 0, size: 10 };
         assert_eq!(registry.definitions(page.clone()).await.unwrap().total, 0);
         assert_eq!(registry.subscriptions(&SubscriptionFilter::default(), page).await.unwrap().total, 0);

@@ -54,6 +54,17 @@ CREATE TABLE log_group (
 -- All groups of one partition: which of them have done a record, and how far each lags.
 CREATE INDEX log_group_partition ON log_group (partition_id);
 
+-- The consumers of each group. The partitions are distributed over those that are alive.
+CREATE TABLE log_member (
+    group_name  TEXT NOT NULL,
+    -- Identifies the consumer. It is new at each start.
+    owner       TEXT NOT NULL,
+    -- Milliseconds since 1970 of the database's clock. After that the consumer counts as gone.
+    alive_until INTEGER NOT NULL,
+    -- The members of one group, and the rank of one of them.
+    PRIMARY KEY (group_name, owner)
+) WITHOUT ROWID;
+
 -- Records that a group could not read, kept whole for an operator before they are acked.
 CREATE TABLE quarantined_record (
     -- The order in which they were quarantined. Lists are paged by it.

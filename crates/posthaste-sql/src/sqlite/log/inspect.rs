@@ -2,12 +2,12 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use posthaste_core::hub_store::{Backlog, BusInspector, GroupProgress, LogEntry, TopicState};
+use posthaste_core::hub_store::{Backlog, BusInspector, GroupProgress, LogEntry, ResetTo, TopicState};
 use posthaste_core::{Progress, StoreError};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, FromRow};
 
-use super::Log;
+use super::LogTables;
 use crate::sqlite::clock::{NOW_MS, span, time};
 use crate::sqlite::errors::doing;
 use crate::sqlite::unreadable::readable;
@@ -15,8 +15,8 @@ use crate::sqlite::unreadable::readable;
 /// Topic, partition, offset, value and time of a record, with one group that reads it and its progress.
 type EntryRow = (String, u32, i64, Vec<u8>, i64, Option<String>, Option<i64>, Option<String>);
 
-/// Topic, partition and next offset, with one group that reads it and its watermark.
-type TopicRow = (String, u32, i64, Option<String>, Option<i64>);
+/// Topic, partition, first and next offset, with one group that reads it and its watermark.
+type TopicRow = (String, u32, i64, i64, Option<String>, Option<i64>);
 
 /// The column of the group in [`RECORDS_OF_KEY`]: if a row cannot be read, the progress of its group is the reason.
 const GROUP_OF_ENTRY: usize = 5;
@@ -34,16 +34,32 @@ const RECORDS_OF_KEY: &str = "
     ORDER BY created_at, topic, partition, \"offset\", group_name";
 
 const TOPICS: &str = "
-    SELECT topic, partition, next_offset, group_name, watermark
+    SELECT topic, partition,
+        coalesce((SELECT min(\"offset\") FROM log_record WHERE partition_id = log_partition.id), next_offset),
+        next_offset, group_name, watermark
     FROM log_partition LEFT JOIN log_group ON log_group.partition_id = log_partition.id
     ORDER BY topic, partition, group_name";
 
 /// Progress is compared as text, so that an unreadable progress row counts as a row without progress.
+///
+/// Offsets have no gaps, so a position below the end is lost if there is no record at it.
 const BACKLOGS: &str = "
-    SELECT group_name, topic, partition, watermark || ' ' || completed
+    SELECT group_name, topic, partition, watermark || ' ' || completed,
+        typeof(watermark) = 'integer' AND NOT EXISTS (
+            SELECT 1 FROM log_record WHERE log_record.partition_id = log_group.partition_id AND \"offset\" = watermark)
     FROM log_group JOIN log_partition ON log_partition.id = log_group.partition_id
-    WHERE watermark < next_offset OR typeof(watermark) <> 'integer'
+    WHERE watermark <> next_offset OR typeof(watermark) <> 'integer'
     LIMIT 1000";
+
+/// The lease ends, so that the consumer leases the partition again and reads from the new position.
+const RESET: &str = "
+    UPDATE log_group SET completed = '', generation = generation + 1, owner = NULL, leased_until = 0, watermark = (
+        SELECT CASE WHEN ?4
+            THEN coalesce((SELECT min(\"offset\") FROM log_record WHERE log_record.partition_id = id), next_offset)
+            ELSE next_offset END
+        FROM log_partition WHERE id = log_group.partition_id)
+    WHERE group_name = ?1
+      AND partition_id IN (SELECT id FROM log_partition WHERE topic = ?2 AND (?3 IS NULL OR partition = ?3))";
 
 /// For each group, the age of the oldest record at a watermark, over all partitions with a backlog.
 fn lags() -> String {
@@ -58,10 +74,10 @@ fn lags() -> String {
 }
 
 #[async_trait]
-impl BusInspector for Log {
+impl BusInspector for LogTables {
     async fn records_of(&self, key: &str) -> Result<Vec<LogEntry>, StoreError> {
         let query = sqlx::query(RECORDS_OF_KEY).bind(key).bind(SHOWN_RECORDS);
-        let rows = doing("find the records of an event", query.fetch_all(self.0.database.operators())).await?;
+        let rows = doing("find the records of an event", query.fetch_all(self.database.operators())).await?;
         let mut entries: Vec<LogEntry> = Vec::new();
         let rows = readable("log_record", &rows, GROUP_OF_ENTRY, |row| EntryRow::from_row(row));
         for (topic, partition, offset, value, created_at, group, watermark, completed) in rows {
@@ -82,13 +98,13 @@ impl BusInspector for Log {
     }
 
     async fn topics(&self) -> Result<Vec<TopicState>, StoreError> {
-        let rows = doing("list topics", sqlx::query(TOPICS).fetch_all(self.0.database.operators())).await?;
+        let rows = doing("list topics", sqlx::query(TOPICS).fetch_all(self.database.operators())).await?;
         let mut topics: Vec<TopicState> = Vec::new();
-        for (topic, partition, next_offset, group, watermark) in
+        for (topic, partition, first_offset, next_offset, group, watermark) in
             readable("log_group", &rows, 0, |row| TopicRow::from_row(row))
         {
             if !topics.last().is_some_and(|last| last.topic == topic && last.partition == partition) {
-                topics.push(TopicState { topic, partition, next_offset, groups: Vec::new() });
+                topics.push(TopicState { topic, partition, first_offset, next_offset, groups: Vec::new() });
             }
             if let Some(state) = topics.last_mut() {
                 state.groups.extend(group.zip(watermark));
@@ -98,24 +114,37 @@ impl BusInspector for Log {
     }
 
     async fn backlogs(&self) -> Result<Vec<Backlog>, StoreError> {
-        let rows = doing("look for backlogs", sqlx::query(BACKLOGS).fetch_all(self.0.database.operators())).await?;
+        let rows = doing("look for backlogs", sqlx::query(BACKLOGS).fetch_all(self.database.operators())).await?;
         let backlog = |row: &SqliteRow| {
-            let (group, topic, partition, progress) = <(String, String, u32, String)>::from_row(row)?;
-            Ok(Backlog { group, topic, partition, progress })
+            let (group, topic, partition, progress, is_position_lost) =
+                <(String, String, u32, String, bool)>::from_row(row)?;
+            Ok(Backlog { group, topic, partition, progress, is_position_lost })
         };
         Ok(readable("log_group", &rows, 1, backlog))
     }
 
     async fn lag_of_groups(&self) -> Result<Vec<(String, Duration)>, StoreError> {
-        let query = sqlx::query_as(AssertSqlSafe(lags())).fetch_all(self.0.database.operators());
+        let query = sqlx::query_as(AssertSqlSafe(lags())).fetch_all(self.database.operators());
         let rows: Vec<(String, i64)> = doing("measure the lag of groups", query).await?;
         Ok(rows.into_iter().map(|(group, lag)| (group, span(lag))).collect())
     }
 
     async fn quarantined_count(&self) -> Result<u64, StoreError> {
-        let query = sqlx::query_scalar("SELECT records FROM quarantine_depth").fetch_one(self.0.database.operators());
+        let query = sqlx::query_scalar("SELECT records FROM quarantine_depth").fetch_one(self.database.operators());
         let count: i64 = doing("count quarantined records", query).await?;
         Ok(count.unsigned_abs())
+    }
+
+    async fn reset(&self, group: &str, topic: &str, partition: Option<u32>, to: ResetTo) -> Result<u64, StoreError> {
+        let arguments = (group.to_owned(), topic.to_owned(), partition, to);
+        let reset = self.database.write_with("reset a group", arguments, |connection, arguments| {
+            Box::pin(async move {
+                let (group, topic, partition, to) = &*arguments;
+                let reset = sqlx::query(RESET).bind(group).bind(topic).bind(*partition);
+                reset.bind(*to == ResetTo::Earliest).execute(connection).await
+            })
+        });
+        Ok(reset.await?.rows_affected())
     }
 }
 

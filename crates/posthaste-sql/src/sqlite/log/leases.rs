@@ -1,23 +1,24 @@
-//! The statements on `log_group`: the consumer that reads a partition, and its progress.
+//! The statements on `log_group` and `log_member`: the consumer that reads a partition, and its progress.
 
 use std::fmt::Display;
 use std::time::Duration;
 
 use posthaste_core::bus::{Advance, Topics};
-use posthaste_core::{Progress, StoreError};
-use sqlx::sqlite::SqliteRow;
+use posthaste_core::log::{Leased, Leases, Look, Member, share};
+use posthaste_core::{Progress, StoreError, lock};
+use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{Subscription, unreadable};
+use super::{LogTables, unreadable};
 use crate::sqlite::Database;
 use crate::sqlite::clock::{NOW_MS, millis};
 use crate::sqlite::errors::doing;
 use crate::sqlite::unreadable::{report, text};
 
-/// The condition that a lease has ended. `?4` is the length of a lease. A lease that ends later than that from now was
-/// begun before the clock was set back. Its real end is unknown, so it counts as ended.
-fn ended() -> String {
-    format!("(leased_until < {NOW_MS} OR leased_until > {NOW_MS} + ?4 * 11 / 10)")
+/// The condition that a lease or membership has ended. `?4` is the length of a lease. A lease that ends later than that
+/// from now was begun before the clock was set back. Its real end is unknown, so it counts as ended.
+fn ended(until: &str) -> String {
+    format!("({until} < {NOW_MS} OR {until} > {NOW_MS} + ?4 * 11 / 10)")
 }
 
 /// Fenced: records progress only if owner and generation are still those under which the records were read.
@@ -31,41 +32,159 @@ pub(super) const RECORD: &str = "
       AND log_group.owner = ?3 AND log_group.generation = done.generation
     RETURNING partition_id";
 
-/// The positions of these columns in [`Leases::acquire`].
+/// The positions of these columns in [`leased`].
 const COMPLETED: usize = 3;
 const TOPIC: usize = 4;
 const PARTITION: usize = 5;
 
-/// A partition that the consumer has leased.
-pub(super) struct Leased {
-    pub(super) partition_id: i64,
-    pub(super) topic: String,
-    pub(super) partition: u32,
-    pub(super) generation: i64,
-    watermark: i64,
-    completed: String,
+/// The condition on `log_partition` that selects the topics of a member, and the value of its parameter `?1`.
+fn matching(topics: &Topics) -> Result<(&'static str, String), StoreError> {
+    match topics {
+        Topics::Named(names) => {
+            let names =
+                serde_json::to_string(names).map_err(|error| unreadable("name the topics of a group", error))?;
+            Ok(("topic IN (SELECT value FROM json_each(?1))", names))
+        }
+        Topics::Prefix(prefix) => Ok(("substr(topic, 1, length(?1)) = ?1", prefix.clone())),
+    }
 }
 
-impl Leased {
-    fn of(row: &SqliteRow) -> Result<Self, sqlx::Error> {
-        Ok(Self {
-            partition_id: row.try_get("partition_id")?,
-            topic: row.try_get("topic")?,
-            partition: row.try_get("partition")?,
-            generation: row.try_get("generation")?,
-            watermark: row.try_get("watermark")?,
-            completed: text(row, COMPLETED),
+pub(super) async fn look(database: &Database, member: &Member, lease: Duration) -> Result<Look, StoreError> {
+    let (matching, topics) = matching(&member.topics)?;
+    let sql = format!(
+        "SELECT
+            EXISTS (
+                SELECT 1 FROM log_partition LEFT JOIN log_group ON group_name = ?2 AND partition_id = id
+                WHERE {matching} AND (owner IS NULL OR (owner <> ?3 AND {}))),
+            (SELECT count(*) FROM log_member WHERE group_name = ?2 AND NOT {}),
+            (SELECT count(*) FROM log_partition WHERE {matching})",
+        ended("leased_until"),
+        ended("alive_until"),
+    );
+    let query = sqlx::query_as(AssertSqlSafe(sql)).bind(topics).bind(&member.group).bind(&member.owner);
+    let query = query.bind(millis(lease)).fetch_one(database.readers());
+    let (has_free, members, partitions): (bool, i64, i64) = doing("look for free partitions", query).await?;
+    Ok(Look { has_free, members: count(members), partitions: count(partitions) })
+}
+
+pub(super) async fn lease(tables: &LogTables, member: &Member, lease: Duration) -> Result<Leases, StoreError> {
+    let statements = Statements::of(member, lease)?;
+    let (leases, rows) = tables
+        .database
+        .write_with("lease partitions", statements, |connection, statements| {
+            Box::pin(async move { statements.run(connection).await })
         })
+        .await?;
+    let leased = rows.iter().filter_map(|row| {
+        leased(row, &member.group).inspect_err(|error| tables.report(row, &member.group, error)).ok()
+    });
+    Ok(Leases { leased: leased.collect(), ..leases })
+}
+
+/// The statements of one [`lease`], which run in one transaction.
+struct Statements {
+    member: Member,
+    topics: String,
+    lease: i64,
+    matching: &'static str,
+}
+
+impl Statements {
+    fn of(member: &Member, lease: Duration) -> Result<Self, StoreError> {
+        let (matching, topics) = matching(&member.topics)?;
+        Ok(Self { member: member.clone(), topics, lease: millis(lease), matching })
     }
 
-    /// The progress of the group. If the completed set cannot be read, all records from the watermark on are delivered
-    /// again. That may repeat deliveries, but loses none.
-    pub(super) fn progress(&self, group: &str) -> Progress {
-        Progress::decode(self.watermark, &self.completed).unwrap_or_else(|error| {
-            let key = key_of(group, &self.topic, self.partition);
-            report("log_group", &key, &format_args!("{error}; deliveries after offset {} repeat", self.watermark));
-            Progress::at(self.watermark)
-        })
+    async fn run(&self, connection: &mut SqliteConnection) -> Result<(Leases, Vec<SqliteRow>), sqlx::Error> {
+        let matching = self.matching;
+        let live = format!(
+            "INSERT INTO log_member (group_name, owner, alive_until) VALUES (?2, ?3, {NOW_MS} + ?4)
+             ON CONFLICT DO UPDATE SET alive_until = excluded.alive_until"
+        );
+        self.execute(connection, live).await?;
+        let bury = format!("DELETE FROM log_member WHERE group_name = ?2 AND owner <> ?3 AND {}", ended("alive_until"));
+        self.execute(connection, bury).await?;
+        // A group starts at the earliest existing record: records that retention removed could never be acked.
+        let join = format!(
+            "INSERT INTO log_group (group_name, partition_id, watermark)
+             SELECT ?2, id, coalesce((SELECT min(\"offset\") FROM log_record WHERE partition_id = id), next_offset)
+             FROM log_partition WHERE {matching} ON CONFLICT DO NOTHING"
+        );
+        self.execute(connection, join).await?;
+        let renew = format!(
+            "UPDATE log_group SET leased_until = {NOW_MS} + ?4
+             WHERE group_name = ?2 AND owner = ?3 AND partition_id IN (SELECT id FROM log_partition WHERE {matching})"
+        );
+        let owned = self.execute(connection, renew).await?;
+        let counts = format!(
+            "SELECT (SELECT count(*) FROM log_member WHERE group_name = ?2),
+                    (SELECT count(*) FROM log_member WHERE group_name = ?2 AND owner < ?3),
+                    (SELECT count(*) FROM log_partition WHERE {matching})"
+        );
+        let counts = sqlx::query_as(AssertSqlSafe(counts)).bind(&self.topics).bind(&self.member.group);
+        let (members, rank, partitions): (i64, i64, i64) =
+            counts.bind(&self.member.owner).fetch_one(&mut *connection).await?;
+        let (members, partitions) = (count(members), count(partitions));
+        let share = share(partitions, members, count(rank));
+        if let Some(missing) = share.checked_sub(owned).filter(|missing| *missing > 0) {
+            let acquire = format!(
+                "UPDATE log_group SET generation = generation + 1, owner = ?3, leased_until = {NOW_MS} + ?4
+                 WHERE group_name = ?2 AND partition_id IN (
+                    SELECT id FROM log_partition JOIN log_group ON group_name = ?2 AND partition_id = id
+                    WHERE {matching} AND owner IS NOT ?3 AND (owner IS NULL OR {})
+                    ORDER BY id LIMIT {missing})",
+                ended("leased_until")
+            );
+            self.execute(connection, acquire).await?;
+        }
+        let owned = format!(
+            "SELECT partition_id, generation, watermark, completed, topic, partition, next_offset,
+                coalesce((SELECT min(\"offset\") FROM log_record WHERE partition_id = id), next_offset) AS first_offset
+             FROM log_group JOIN log_partition ON id = partition_id
+             WHERE group_name = ?2 AND owner = ?3 AND {matching}"
+        );
+        let owned = sqlx::query(AssertSqlSafe(owned)).bind(&self.topics).bind(&self.member.group);
+        let rows = owned.bind(&self.member.owner).fetch_all(connection).await?;
+        Ok((Leases { leased: Vec::new(), members, partitions, share }, rows))
+    }
+
+    async fn execute(&self, connection: &mut SqliteConnection, sql: String) -> Result<usize, sqlx::Error> {
+        let query = sqlx::query(AssertSqlSafe(sql)).bind(&self.topics).bind(&self.member.group);
+        let done = query.bind(&self.member.owner).bind(self.lease).execute(connection).await?;
+        Ok(usize::try_from(done.rows_affected()).unwrap_or(usize::MAX))
+    }
+}
+
+fn leased(row: &SqliteRow, group: &str) -> Result<Leased, sqlx::Error> {
+    let (watermark, partition) = (row.try_get("watermark")?, row.try_get("partition")?);
+    let topic: String = row.try_get("topic")?;
+    Ok(Leased {
+        partition_id: row.try_get("partition_id")?,
+        generation: row.try_get("generation")?,
+        first_offset: row.try_get("first_offset")?,
+        next_offset: row.try_get("next_offset")?,
+        progress: progress(watermark, &text(row, COMPLETED), || key_of(group, &topic, partition)),
+        topic,
+        partition,
+    })
+}
+
+/// The progress of a group. If the completed set cannot be read, all records from the watermark on are delivered again.
+/// That may repeat deliveries, but loses none.
+fn progress(watermark: i64, completed: &str, key: impl Fn() -> String) -> Progress {
+    Progress::decode(watermark, completed).unwrap_or_else(|error| {
+        report("log_group", &key(), &format_args!("{error}; deliveries after offset {watermark} repeat"));
+        Progress::at(watermark)
+    })
+}
+
+impl LogTables {
+    /// Reports a progress row that cannot be read, once.
+    fn report(&self, row: &SqliteRow, group: &str, error: &sqlx::Error) {
+        let key = key_of(group, &text(row, TOPIC), text(row, PARTITION));
+        if lock(&self.reported).insert(key.clone()) {
+            report("log_group", &key, error);
+        }
     }
 }
 
@@ -74,129 +193,93 @@ fn key_of(group: &str, topic: &str, partition: impl Display) -> String {
     format!("{group} {topic} {partition}")
 }
 
-/// The key of a progress row that cannot be read, and why.
-type Unreadable = (String, String);
-
-/// The leases of one consumer.
-#[derive(Clone)]
-pub(super) struct Leases {
-    database: Database,
-    group: String,
-    owner: String,
-    /// The condition on `log_partition` that selects the topics, and the value of its parameter `?1`.
-    matching: &'static str,
-    topics: String,
+fn count(value: i64) -> usize {
+    usize::try_from(value).unwrap_or_default()
 }
 
-impl Leases {
-    pub(super) fn new(database: Database, subscription: &Subscription, owner: String) -> Result<Self, StoreError> {
-        let (matching, topics) = match &subscription.topics {
-            Topics::Named(names) => (
-                "topic IN (SELECT value FROM json_each(?1))",
-                serde_json::to_string(names).map_err(|error| unreadable("name the topics of a group", error))?,
-            ),
-            Topics::Prefix(prefix) => ("substr(topic, 1, length(?1)) = ?1", prefix.clone()),
-        };
-        Ok(Self { database, group: subscription.group.clone(), owner, matching, topics })
-    }
-
-    /// True if there is a free partition. It writes nothing, so it may be called often.
-    pub(super) async fn any_free(&self, lease: Duration) -> Result<bool, StoreError> {
-        let sql = format!(
-            "SELECT EXISTS (
-                SELECT 1 FROM log_partition LEFT JOIN log_group ON group_name = ?2 AND partition_id = id
-                WHERE {} AND (owner IS NULL OR (owner <> ?3 AND {})))",
-            self.matching,
-            ended()
-        );
-        let query = sqlx::query_scalar(AssertSqlSafe(sql)).bind(&self.topics).bind(&self.group).bind(&self.owner);
-        let query = query.bind(millis(lease));
-        doing("look for free partitions", query.fetch_one(self.database.readers())).await
-    }
-
-    /// Leases the partitions that are free, renews the leases of this consumer, and returns all partitions that it has
-    /// now, except those whose progress row cannot be read.
-    pub(super) async fn acquire(&self, lease: Duration) -> Result<(Vec<Leased>, Vec<Unreadable>), StoreError> {
-        // A group starts at the earliest existing record: records that retention removed could never be acked.
-        let join = format!(
-            "INSERT INTO log_group (group_name, partition_id, watermark)
-             SELECT ?2, id, coalesce((SELECT min(\"offset\") FROM log_record WHERE partition_id = id), next_offset)
-             FROM log_partition WHERE {} ON CONFLICT DO NOTHING",
-            self.matching
-        );
-        let acquire = format!(
-            "UPDATE log_group
-             SET generation = generation + (owner IS NOT ?3), owner = ?3, leased_until = {NOW_MS} + ?4
-             WHERE group_name = ?2 AND partition_id IN (SELECT id FROM log_partition WHERE {})
-               AND (owner IS NULL OR owner = ?3 OR {})
-             RETURNING partition_id, generation, watermark, completed,
-                (SELECT topic FROM log_partition WHERE id = partition_id) AS topic,
-                (SELECT partition FROM log_partition WHERE id = partition_id) AS partition",
-            self.matching,
-            ended()
-        );
-        let lease = millis(lease);
-        let leases = self.clone();
-        let rows = self
-            .database
-            .write("lease partitions", move |connection| {
-                let (leases, join, acquire) = (leases.clone(), join.clone(), acquire.clone());
-                Box::pin(async move {
-                    let join = sqlx::query(AssertSqlSafe(join)).bind(&leases.topics).bind(&leases.group);
-                    join.execute(&mut *connection).await?;
-                    let acquire = sqlx::query(AssertSqlSafe(acquire)).bind(leases.topics).bind(leases.group);
-                    acquire.bind(leases.owner).bind(lease).fetch_all(connection).await
-                })
-            })
-            .await?;
-        let (mut leased, mut unreadable) = (Vec::with_capacity(rows.len()), Vec::new());
-        for row in &rows {
-            match Leased::of(row) {
-                Ok(partition) => leased.push(partition),
-                Err(error) => {
-                    let key = key_of(&self.group, &text(row, TOPIC), text(row, PARTITION));
-                    unreadable.push((key, error.to_string()));
-                }
-            }
-        }
-        Ok((leased, unreadable))
-    }
-
-    /// Records progress in the partitions that this consumer still has, and returns those.
-    pub(super) async fn record(&self, advances: &[Advance]) -> Result<Vec<i64>, StoreError> {
-        const DOING: &str = "record acks";
-        let row = |Advance { partition_id, generation, progress }: &Advance| {
-            (*partition_id, *generation, progress.watermark(), progress.encode())
-        };
-        let rows: Vec<_> = advances.iter().map(row).collect();
-        let rows = serde_json::to_string(&rows).map_err(|error| unreadable(DOING, error))?;
-        let leases = self.clone();
-        self.database
-            .write(DOING, move |connection| {
-                let record = sqlx::query_scalar(RECORD).bind(rows.clone());
-                let record = record.bind(leases.group.clone()).bind(leases.owner.clone());
-                Box::pin(record.fetch_all(connection))
-            })
-            .await
-    }
-
-    /// Ends all leases of this consumer, so that others of its group can lease the partitions at once.
-    pub(super) async fn release(&self) -> Result<(), StoreError> {
-        const RELEASE: &str =
-            "UPDATE log_group SET owner = NULL, leased_until = 0 WHERE group_name = ?1 AND owner = ?2";
-        let leases = self.clone();
-        self.database
-            .write("release partitions", move |connection| {
-                let release = sqlx::query(RELEASE).bind(leases.group.clone()).bind(leases.owner.clone());
-                Box::pin(release.execute(connection))
-            })
-            .await
-            .map(|_| ())
-    }
+pub(super) async fn record(database: &Database, member: &Member, advances: &[Advance]) -> Result<Vec<i64>, StoreError> {
+    const DOING: &str = "record acks";
+    let row = |Advance { partition_id, generation, progress }: &Advance| {
+        (*partition_id, *generation, progress.watermark(), progress.encode())
+    };
+    let rows: Vec<_> = advances.iter().map(row).collect();
+    let rows = serde_json::to_string(&rows).map_err(|error| unreadable(DOING, error))?;
+    let arguments = (rows, member.group.clone(), member.owner.clone());
+    let record = database.write_with(DOING, arguments, |connection, arguments| {
+        Box::pin(async move {
+            let (rows, group, owner) = &*arguments;
+            sqlx::query_scalar(RECORD).bind(rows).bind(group).bind(owner).fetch_all(connection).await
+        })
+    });
+    record.await
 }
 
-/// Ends the leases of all consumers of all groups.
+pub(super) async fn release(database: &Database, member: &Member, partitions: &[i64]) -> Result<(), StoreError> {
+    const DOING: &str = "release partitions";
+    const RELEASE: &str = "
+        UPDATE log_group SET owner = NULL, leased_until = 0
+        WHERE group_name = ?1 AND owner = ?2 AND partition_id IN (SELECT value FROM json_each(?3))";
+    let partitions = serde_json::to_string(partitions).map_err(|error| unreadable(DOING, error))?;
+    let arguments = (member.group.clone(), member.owner.clone(), partitions);
+    let release = database.write_with(DOING, arguments, |connection, arguments| {
+        Box::pin(async move {
+            let (group, owner, partitions) = &*arguments;
+            sqlx::query(RELEASE).bind(group).bind(owner).bind(partitions).execute(connection).await
+        })
+    });
+    release.await.map(|_| ())
+}
+
+pub(super) async fn leave(database: &Database, member: &Member) -> Result<(), StoreError> {
+    const RELEASE: &str = "UPDATE log_group SET owner = NULL, leased_until = 0 WHERE group_name = ?1 AND owner = ?2";
+    const LEAVE: &str = "DELETE FROM log_member WHERE group_name = ?1 AND owner = ?2";
+    let arguments = (member.group.clone(), member.owner.clone());
+    let leave = database.write_with("leave a group", arguments, |connection, arguments| {
+        Box::pin(async move {
+            let (group, owner) = &*arguments;
+            sqlx::query(RELEASE).bind(group).bind(owner).execute(&mut *connection).await?;
+            sqlx::query(LEAVE).bind(group).bind(owner).execute(connection).await
+        })
+    });
+    leave.await.map(|_| ())
+}
+
+/// Ends the memberships and leases of all consumers of all groups.
 pub(super) async fn void(database: &Database) -> Result<(), StoreError> {
     const VOID: &str = "UPDATE log_group SET owner = NULL, leased_until = 0 WHERE owner IS NOT NULL";
-    database.write("void leases", |connection| Box::pin(sqlx::query(VOID).execute(connection))).await.map(|_| ())
+    const BURY: &str = "DELETE FROM log_member";
+    let void = database.write("void leases", |connection| {
+        Box::pin(async move {
+            sqlx::query(VOID).execute(&mut *connection).await?;
+            sqlx::query(BURY).execute(connection).await
+        })
+    });
+    void.await.map(|_| ())
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in super::super) async fn plan_of(statement: &'static str) -> Vec<String> {
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("sqlite://{}", folder.path().join("log.db").display());
+        let database = Database::open(&url).await.unwrap();
+        database.migrate_hub().await.unwrap();
+        let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {statement}"));
+        let rows: Vec<(i64, i64, i64, String)> =
+            sqlx::query_as(explain).bind("[]").fetch_all(database.readers()).await.unwrap();
+        rows.into_iter().map(|(.., detail)| detail).collect()
+    }
+
+    #[tokio::test]
+    async fn an_ack_looks_up_each_partition_once() {
+        let plan = plan_of(RECORD).await;
+        assert_eq!(plan[..1], ["MATERIALIZE done"], "{plan:?}");
+        assert_eq!(
+            plan[2..],
+            ["SCAN done", "SEARCH log_group USING PRIMARY KEY (group_name=? AND partition_id=?)"],
+            "{plan:?}"
+        );
+    }
 }

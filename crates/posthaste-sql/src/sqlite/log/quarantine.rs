@@ -5,10 +5,10 @@ use sqlx::AssertSqlSafe;
 use sqlx::sqlite::SqliteConnection;
 
 use super::append::CHUNK;
-use super::{Log, headers_to_text, unreadable};
+use super::{LogTables, headers_to_text, unreadable};
 
 #[async_trait]
-impl Quarantine for Log {
+impl Quarantine for LogTables {
     async fn quarantine(&self, group: &str, poison: &[Poison]) -> Result<(), StoreError> {
         const DOING: &str = "quarantine records";
         if poison.is_empty() {
@@ -17,7 +17,7 @@ impl Quarantine for Log {
         let headers: Result<Vec<_>, _> = poison.iter().map(|poison| headers_to_text(&poison.record.headers)).collect();
         let headers = headers.map_err(|error| unreadable(DOING, error))?;
         let rows: Vec<_> = poison.iter().cloned().zip(headers).collect();
-        let write = self.0.database.write_with(DOING, (group.to_owned(), rows), |connection, arguments| {
+        let write = self.database.write_with(DOING, (group.to_owned(), rows), |connection, arguments| {
             Box::pin(async move { insert(connection, &arguments.0, &arguments.1).await })
         });
         write.await
