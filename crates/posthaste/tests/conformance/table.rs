@@ -34,6 +34,9 @@ on_every_server! {
     a_drain_finds_rows_committed_behind_its_cursor,
 }
 
+/// More than the pause between two polls of a table whose database does not notify.
+const SOON: Duration = Duration::from_secs(2);
+
 fn of_type(id: &str, event_type: &str) -> Event {
     Event::text(event_type, "{}").id(id.to_owned()).build().unwrap()
 }
@@ -131,15 +134,19 @@ async fn an_event_written_by_a_standby_is_delivered_soon<H: Harness>(db: H) {
     write(&owner, &[named("first")]).await;
     calls.wait_for(1).await;
     let standby = start().await;
-    // The machine may delay some of the deliveries. An owner that does not look for new events claims every ten seconds.
+    // An owner that does not learn of the writes would deliver each of them at its next poll, after five seconds. The
+    // machine may delay some deliveries, so one soon delivery is enough.
     let mut fastest = Duration::MAX;
-    for number in 2..=4 {
+    for deliveries in 2..=6 {
         let written = Instant::now();
         write(&standby, &events(1)).await;
-        calls.wait_for(number).await;
+        calls.wait_for(deliveries).await;
         fastest = fastest.min(written.elapsed());
+        if fastest < SOON {
+            break;
+        }
     }
-    assert!(fastest < LEASE / 6, "{fastest:?}");
+    assert!(fastest < SOON, "{fastest:?}");
     owner.close().await;
     standby.close().await;
 }
