@@ -10,14 +10,17 @@ use crate::process::Installation;
 use crate::subscriber::Subscriber;
 
 const KILLS: usize = 5;
-/// The events whose delivery is settled below the watermark of its partition. They may not be delivered again, except
-/// those that became dead letters: they are sent later.
-const SETTLED: &str = "SELECT record.key FROM log_record record
-    JOIN log_partition place ON place.id = record.partition_id AND place.topic LIKE 'posthaste.outbox.%'
-    JOIN log_group progress ON progress.partition_id = place.id AND progress.group_name = 'outbox-processor'
-    WHERE record.\"offset\" < progress.watermark AND NOT EXISTS (
-        SELECT 1 FROM log_record letter JOIN log_partition dlt ON dlt.id = letter.partition_id
-        WHERE letter.key = record.key AND dlt.topic LIKE 'posthaste.dlt.%')";
+/// The events that no stage of the pipeline may send again: the outbox row is done, and all records of the event are below
+/// the watermarks of their groups. Events that became dead letters are left out, because they are sent later.
+const SETTLED: &str = "SELECT event_id FROM outbox_event WHERE status = 1
+    AND EXISTS (
+        SELECT 1 FROM log_record record JOIN log_partition place ON place.id = record.partition_id
+        WHERE record.key = event_id AND place.topic LIKE 'posthaste.outbox.%')
+    AND NOT EXISTS (
+        SELECT 1 FROM log_record record JOIN log_partition place ON place.id = record.partition_id
+        LEFT JOIN log_group progress ON progress.partition_id = place.id
+        WHERE record.key = event_id
+          AND (place.topic LIKE 'posthaste.dlt.%' OR record.\"offset\" >= coalesce(progress.watermark, 0)))";
 
 /// Publishes batches until `stop` is set. Sends a batch without a response again with the same ids, as a client must.
 async fn publish(api: Api, writer: usize, stop: Arc<AtomicBool>, accepted_so_far: Arc<AtomicUsize>) -> Vec<String> {
