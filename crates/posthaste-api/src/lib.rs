@@ -44,5 +44,5 @@ pub use publish::{BatchItem, BatchOut, MAX_BATCH, PublishOut};
 pub use readable::readable;
 pub use replay::{ReplayIn, ReplayOut, ReplayResult};
 pub use subscription::{MAX_TIMEOUT, NewSubscription, PayloadType, Protocol, Subscription, SubscriptionIn, Target};
-pub use topic::{GroupPosition, ResetIn, ResetOut, ResetTo, Topic, TopicList, TopicPartition};
+pub use topic::{GroupPosition, Reset, ResetIn, ResetOut, ResetTo, Topic, TopicList, TopicPartition};
 pub use trace::{DeliveryState, EventTrace, OutboxState, OutboxStatus, TopicPosition, TracedDelivery};

@@ -56,11 +56,27 @@ pub struct GroupPosition {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ResetIn {
     /// The topic.
+    #[serde(default)]
     pub topic: String,
     /// The group.
+    #[serde(default)]
     pub group: String,
     /// The partition; all partitions of the topic if it is absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition: Option<u32>,
+    /// Where the group goes on.
+    #[serde(default)]
+    pub to: Option<ResetTo>,
+}
+
+/// A reset that obeys every rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reset {
+    /// The topic.
+    pub topic: String,
+    /// The group.
+    pub group: String,
+    /// The partition; `None`: all partitions of the topic.
     pub partition: Option<u32>,
     /// Where the group goes on.
     pub to: ResetTo,
@@ -77,16 +93,21 @@ pub enum ResetTo {
 }
 
 impl Input for ResetIn {
-    type Checked = Self;
+    type Checked = Reset;
 
-    fn validate(self) -> Result<Self, Vec<FieldError>> {
+    fn validate(self) -> Result<Reset, Vec<FieldError>> {
         let mut errors = Errors::default();
-        for (field, value) in [("topic", &self.topic), ("group", &self.group)] {
+        let Self { topic, group, partition, to } = self;
+        for (field, value) in [("topic", &topic), ("group", &group)] {
             if value.is_empty() {
                 errors.add(field, "is empty");
             }
         }
-        errors.none_or(self)
+        if to.is_none() {
+            errors.add("to", "is missing: earliest or latest");
+        }
+        let to = to.unwrap_or(ResetTo::Earliest);
+        errors.none_or(Reset { topic, group, partition, to })
     }
 }
 

@@ -273,7 +273,7 @@ async fn a_rebalance_without_a_crash_delivers_nothing_twice() {
         headers: Vec::new(),
     };
     assert!(bus.publish((0..RECORDS).map(record).collect()).await.iter().all(Result::is_ok));
-    // Every fifth record fails at first, so that it waits for a retry when the partitions move.
+    // Every tenth record fails at first, so that it waits for a retry when the partitions move.
     let failed = Arc::new(std::sync::Mutex::new(std::collections::HashSet::new()));
     let sink = Sink::answering(move |item, _| {
         let is_first = item.value.ends_with('5') && failed.lock().unwrap().insert(item.value.clone());

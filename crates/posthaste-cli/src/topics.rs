@@ -62,7 +62,7 @@ pub async fn run(command: TopicsCommand, client: &Client, output: Output) -> any
                 To::Earliest => ResetTo::Earliest,
                 To::Latest => ResetTo::Latest,
             };
-            let reset = client.reset_position(&ResetIn { topic, group, partition, to }).await?;
+            let reset = client.reset_position(&ResetIn { topic, group, partition, to: Some(to) }).await?;
             output.print(&reset, |reset| Table::of_fields([("partitions", reset.partitions.to_string())]))
         }
     }

@@ -1,6 +1,6 @@
 //! What operators see of the bus, and what they change.
 
-use posthaste_api::{GroupPosition, ResetIn, ResetTo, Topic, TopicList, TopicPartition};
+use posthaste_api::{GroupPosition, Reset, ResetTo, Topic, TopicList, TopicPartition};
 use posthaste_core::StoreError;
 use posthaste_core::hub_store::{ResetTo as StoredResetTo, TopicState};
 
@@ -22,14 +22,16 @@ impl Hub {
     }
 
     /// Moves a group to another position. Returns the number of partitions, 0 if the group does not read the topic.
-    pub async fn reset_position(&self, reset: &ResetIn) -> Result<u64, StoreError> {
+    pub async fn reset_position(&self, reset: &Reset) -> Result<u64, StoreError> {
         let to = match reset.to {
             ResetTo::Earliest => StoredResetTo::Earliest,
             ResetTo::Latest => StoredResetTo::Latest,
         };
         let partitions = self.stores.inspector.reset(&reset.group, &reset.topic, reset.partition, to).await?;
-        let (topic, group, partition) = (&reset.topic, &reset.group, reset.partition);
-        tracing::warn!(topic, group, ?partition, ?to, partitions, "an operator reset the position of a group");
+        if partitions > 0 {
+            let (topic, group, partition) = (&reset.topic, &reset.group, reset.partition);
+            tracing::warn!(topic, group, ?partition, ?to, partitions, "an operator reset the position of a group");
+        }
         Ok(partitions)
     }
 }

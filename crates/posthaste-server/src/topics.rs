@@ -15,7 +15,8 @@ pub(crate) async fn reset(
 ) -> Result<axum::Json<ResetOut>, ErrorResponse> {
     match app.hub.reset_position(&reset).await? {
         0 => {
-            let detail = "the group does not read this partition: GET /api/topics shows the topics and their groups";
+            let detail = "the group does not read this partition: GET /api/topics or `posthaste topics lag` shows which \
+                          groups read which topics";
             Err(ErrorResponse::of(Code::NotFound, detail))
         }
         partitions => Ok(axum::Json(ResetOut { partitions })),

@@ -1,4 +1,4 @@
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::api::Answer;
 use crate::process::{Installation, items};
@@ -233,4 +233,20 @@ async fn event_types_that_share_a_topic_are_refused() {
     server.api.publish("c", "1").await;
     let one_more = server.api.post("/api/events", event("d")).await.unwrap();
     assert_eq!((one_more.status, one_more.code().as_str()), (409, "too_many_channels"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_bad_reset_of_a_position_names_each_bad_field_once() {
+    let installation = Installation::new(&[]);
+    let server = installation.start().await;
+    let fields = async |body: Value| {
+        let refused = server.api.post("/api/topics/reset", body.to_string()).await.unwrap();
+        assert_eq!(refused.status, 400, "{}", refused.text);
+        let errors = refused.json()["errors"].as_array().unwrap().clone();
+        errors.iter().map(|error| error["field"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(fields(json!({ "topic": "t", "group": "g", "to": "middle" })).await, ["to"]);
+    assert_eq!(fields(json!({ "topic": "t", "group": "" })).await, ["group", "to"]);
+    let unknown = json!({ "topic": "t", "group": "g", "to": "latest" }).to_string();
+    assert_eq!(server.api.post("/api/topics/reset", unknown).await.unwrap().status, 404);
 }

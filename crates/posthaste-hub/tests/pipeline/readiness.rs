@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use posthaste_api::{EventIn, ResetIn, ResetTo};
+use posthaste_api::{EventIn, Reset, ResetTo};
 use posthaste_hub::{Hub, PartStatus};
 use posthaste_sql::sqlite::HubDatabase;
 
@@ -107,7 +107,7 @@ async fn a_partition_whose_position_is_lost_is_named_until_an_operator_resets_it
 
     let reset = |group: &str| {
         let (group, topic) = (group.to_owned(), topic.to_owned());
-        ResetIn { topic, group, partition: Some(0), to: ResetTo::Earliest }
+        Reset { topic, group, partition: Some(0), to: ResetTo::Earliest }
     };
     assert_eq!(hub.reset_position(&reset("nobody")).await.unwrap(), 0);
     assert_eq!(hub.reset_position(&reset("event-processor")).await.unwrap(), 1);

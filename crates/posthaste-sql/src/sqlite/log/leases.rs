@@ -97,13 +97,14 @@ impl Statements {
 
     async fn run(&self, connection: &mut SqliteConnection) -> Result<(Leases, Vec<SqliteRow>), sqlx::Error> {
         let matching = self.matching;
-        let live = format!(
+        let heartbeat = format!(
             "INSERT INTO log_member (group_name, owner, alive_until) VALUES (?2, ?3, {NOW_MS} + ?4)
              ON CONFLICT DO UPDATE SET alive_until = excluded.alive_until"
         );
-        self.execute(connection, live).await?;
-        let bury = format!("DELETE FROM log_member WHERE group_name = ?2 AND owner <> ?3 AND {}", ended("alive_until"));
-        self.execute(connection, bury).await?;
+        self.execute(connection, heartbeat).await?;
+        let expire =
+            format!("DELETE FROM log_member WHERE group_name = ?2 AND owner <> ?3 AND {}", ended("alive_until"));
+        self.execute(connection, expire).await?;
         // A group starts at the earliest existing record: records that retention removed could never be acked.
         let join = format!(
             "INSERT INTO log_group (group_name, partition_id, watermark)
@@ -247,11 +248,11 @@ pub(super) async fn leave(database: &Database, member: &Member) -> Result<(), St
 /// Ends the memberships and leases of all consumers of all groups.
 pub(super) async fn void(database: &Database) -> Result<(), StoreError> {
     const VOID: &str = "UPDATE log_group SET owner = NULL, leased_until = 0 WHERE owner IS NOT NULL";
-    const BURY: &str = "DELETE FROM log_member";
+    const REMOVE_MEMBERS: &str = "DELETE FROM log_member";
     let void = database.write("void leases", |connection| {
         Box::pin(async move {
             sqlx::query(VOID).execute(&mut *connection).await?;
-            sqlx::query(BURY).execute(connection).await
+            sqlx::query(REMOVE_MEMBERS).execute(connection).await
         })
     });
     void.await.map(|_| ())
