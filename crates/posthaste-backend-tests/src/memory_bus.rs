@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use posthaste_core::bus::{Advance, Bus, Consumer, Poison, Position, PublishError, Quarantine, Record, Topics};
 use posthaste_core::log::{
-    Leased, Leases, Log, LogOptions, LogStore, Look, Member, NewRecord, Newest, StoredRecord, share,
+    AppendNotifier, Leased, Leases, Log, LogOptions, LogStore, Look, Member, NewRecord, Newest, StoredRecord, share,
 };
 use posthaste_core::{Progress, StoreError, lock};
 use tokio::time::Instant;
@@ -165,6 +165,14 @@ impl Tables {
 
 #[async_trait]
 impl LogStore for MemoryLog {
+    fn check(&self, _: &Record) -> Result<(), PublishError> {
+        Ok(())
+    }
+
+    fn notifier(&self) -> Option<&dyn AppendNotifier> {
+        None
+    }
+
     async fn create_topics(&self, names: Vec<String>, partitions: u32) -> Result<Vec<(String, Vec<i64>)>, StoreError> {
         let mut tables = lock(&self.0);
         let mut created = Vec::new();

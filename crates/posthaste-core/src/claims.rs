@@ -66,6 +66,14 @@ impl<K: Eq + Hash, V> Claims<K, V> {
         self.by_key.get_mut(key).map(|entry| (entry.token, &mut entry.value))
     }
 
+    /// The value that is claimed with this key, with any token.
+    pub fn value<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> Option<&V>
+    where
+        K: Borrow<Q>,
+    {
+        self.by_key.get(key).map(|entry| &entry.value)
+    }
+
     /// True if the key is claimed, with any token.
     pub fn contains<Q: Hash + Eq + ?Sized>(&self, key: &Q) -> bool
     where

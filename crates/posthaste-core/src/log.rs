@@ -2,6 +2,7 @@
 //! statements of one database.
 
 mod consumer;
+mod notify;
 mod store;
 
 use std::collections::{BTreeSet, HashMap};
@@ -13,7 +14,9 @@ use async_trait::async_trait;
 
 use crate::bus::{Bus, Consumer, PublishError, Record, Topics};
 use crate::{FaultKind, StoreError, Wakeup, lock};
+use notify::Notifications;
 
+pub use notify::AppendNotifier;
 pub use store::{Leased, Leases, LogStore, Look, Member, NewRecord, Newest, StoredRecord, share};
 
 /// The bus on the tables of one database. Clones share one log: a consumer of one is woken by the appends of another.
@@ -39,12 +42,17 @@ impl Default for LogOptions {
 }
 
 struct Inner<S> {
-    store: S,
+    store: Arc<S>,
     options: LogOptions,
     /// A cache: topic → the ids of its partitions, in order. Neither ever changes, so it cannot be stale.
     partitions: Mutex<HashMap<Arc<str>, Arc<[i64]>>>,
-    subscriptions: Mutex<Vec<Weak<Subscription>>>,
+    subscriptions: Arc<Subscriptions>,
+    notifications: Notifications,
 }
+
+/// The consumers of this process.
+#[derive(Default)]
+struct Subscriptions(Mutex<Vec<Weak<Subscription>>>);
 
 /// The topics that a consumer reads, and the wake-up by which this process wakes it.
 struct Subscription {
@@ -53,6 +61,26 @@ struct Subscription {
     /// True if this process created a topic that the consumer reads, or released a partition of its group, since the
     /// consumer last leased partitions.
     partitions_changed: AtomicBool,
+}
+
+impl Subscriptions {
+    fn all(&self) -> Vec<Arc<Subscription>> {
+        let mut subscriptions = lock(&self.0);
+        subscriptions.retain(|subscription| subscription.strong_count() > 0);
+        subscriptions.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn wake_readers_of<'a>(&self, topics: impl IntoIterator<Item = &'a str> + Clone) {
+        for subscription in self.all() {
+            if topics.clone().into_iter().any(|topic| subscription.member.reads(topic)) {
+                subscription.wakeup.wake();
+            }
+        }
+    }
+
+    fn wake_all(&self) {
+        self.all().iter().for_each(|subscription| subscription.wakeup.wake());
+    }
 }
 
 impl<S> Clone for Log<S> {
@@ -65,7 +93,13 @@ impl<S: LogStore> Log<S> {
     /// A log on tables that are up to date.
     pub fn new(store: S, options: LogOptions) -> Self {
         let options = LogOptions { partitions: options.partitions.max(1), ..options };
-        Self(Arc::new(Inner { store, options, partitions: Mutex::default(), subscriptions: Mutex::default() }))
+        Self(Arc::new(Inner {
+            store: Arc::new(store),
+            options,
+            partitions: Mutex::default(),
+            subscriptions: Arc::default(),
+            notifications: Notifications::default(),
+        }))
     }
 
     /// The store that this log is on.
@@ -75,11 +109,7 @@ impl<S: LogStore> Log<S> {
 
     /// Wakes the consumers of this process that read these topics: another process has appended to them.
     pub fn wake_readers_of<'a>(&self, topics: impl IntoIterator<Item = &'a str> + Clone) {
-        for subscription in self.subscriptions() {
-            if topics.clone().into_iter().any(|topic| subscription.member.reads(topic)) {
-                subscription.wakeup.wake();
-            }
-        }
+        self.0.subscriptions.wake_readers_of(topics);
     }
 
     /// Makes all consumers of this process look for partitions at once: leases were ended from outside.
@@ -88,16 +118,15 @@ impl<S: LogStore> Log<S> {
     }
 
     fn partitions_changed(&self, concerns: impl Fn(&Subscription) -> bool) {
-        for subscription in self.subscriptions().iter().filter(|subscription| concerns(subscription)) {
+        for subscription in self.0.subscriptions.all().iter().filter(|subscription| concerns(subscription)) {
             subscription.partitions_changed.store(true, Ordering::Release);
             subscription.wakeup.wake();
         }
     }
 
-    fn subscriptions(&self) -> Vec<Arc<Subscription>> {
-        let mut subscriptions = lock(&self.0.subscriptions);
-        subscriptions.retain(|subscription| subscription.strong_count() > 0);
-        subscriptions.iter().filter_map(Weak::upgrade).collect()
+    fn check(&self, record: &Record) -> Result<(), PublishError> {
+        record.check_size()?;
+        self.0.store.check(record)
     }
 
     /// Appends all records in one transaction, or none.
@@ -118,6 +147,7 @@ impl<S: LogStore> Log<S> {
         rows.sort_by_key(|row| row.partition_id);
         self.0.store.append(rows).await?;
         self.wake_readers_of(topics.iter().map(|topic| &**topic));
+        self.0.notifications.appended(&self.0.store, topics);
         Ok(())
     }
 
@@ -152,7 +182,7 @@ impl<S: LogStore> Log<S> {
 #[async_trait]
 impl<S: LogStore> Bus for Log<S> {
     async fn publish(&self, records: Vec<Record>) -> Vec<Result<(), PublishError>> {
-        let mut results: Vec<_> = records.iter().map(Record::check_size).collect();
+        let mut results: Vec<_> = records.iter().map(|record| self.check(record)).collect();
         let accepted = records.into_iter().zip(&results).filter(|(_, result)| result.is_ok());
         let accepted: Vec<Record> = accepted.map(|(record, _)| record).collect();
         // All accepted records are in one transaction, so they share one result.
@@ -172,7 +202,8 @@ impl<S: LogStore> Bus for Log<S> {
             wakeup: Wakeup::default(),
             partitions_changed: AtomicBool::new(true),
         });
-        lock(&self.0.subscriptions).push(Arc::downgrade(&subscription));
+        lock(&self.0.subscriptions.0).push(Arc::downgrade(&subscription));
+        self.0.notifications.listen(&self.0.store, &self.0.subscriptions);
         Ok(Box::new(consumer::GroupConsumer::join(self.clone(), subscription).await?))
     }
 }

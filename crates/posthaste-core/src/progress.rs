@@ -69,10 +69,11 @@ impl Progress {
     /// Pairs are short when a few records hang, bits when every third one waits for the same endpoint.
     pub fn encode(&self) -> String {
         let above = self.ranges.last_key_value().map_or(0, |(_, end)| end - self.watermark - 1) as usize;
+        let runs = self.encode_runs();
         // A few ranges stay readable for an operator who looks into the table.
-        match self.ranges.len() > 16 && above.div_ceil(6) < 4 * self.ranges.len() {
+        match self.ranges.len() > 16 && above.div_ceil(6) < runs.len() {
             true => self.encode_bits(above),
-            false => self.encode_runs(),
+            false => runs,
         }
     }
 

@@ -20,6 +20,13 @@ struct Inner {
 pub(crate) const PROBES: [Duration; 4] =
     [Duration::from_millis(1), Duration::from_millis(5), Duration::from_millis(25), Duration::from_millis(125)];
 
+/// The pause between two notifications of other processes: one notification is enough for all commits before it.
+pub(crate) const NOTIFY_PAUSE: Duration = Duration::from_millis(10);
+/// How long a notification may take. It is only a hint, so it is given up then.
+pub(crate) const NOTIFY_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long to wait before listening again after the connection was lost.
+pub(crate) const LISTEN_PAUSE: Duration = Duration::from_secs(1);
+
 /// How soon there may be something to claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {

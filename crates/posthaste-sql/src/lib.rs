@@ -1,10 +1,10 @@
 //! Every line of SQL of Posthaste, so that a database expert has one place to read.
 //!
 //! One module per database, each behind a Cargo feature and each with the same table of contents: the outbox table as a
-//! [`Store`](posthaste_core::outbox::Store), its migrations, the inbox. SQLite also has a
-//! [`HubDatabase`](posthaste_core::hub_store::HubDatabase): one writer that groups statements into commits, the built-in log,
-//! the dead letters, the registry and the channels. The modules beside them hold the code that all databases share. They
-//! contain no SQL.
+//! [`Store`](posthaste_core::outbox::Store), its migrations, the inbox. PostgreSQL and SQLite also have the built-in
+//! log. SQLite also has a [`HubDatabase`](posthaste_core::hub_store::HubDatabase): one writer that groups statements
+//! into commits, the log, the dead letters, the registry and the channels. The modules beside them hold the code that
+//! all databases share. They contain no SQL.
 
 #![warn(missing_docs)]
 
@@ -13,6 +13,8 @@ mod begin;
 mod database_kind;
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod inbox;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod log;
 mod migrations;
 #[cfg(feature = "mysql")]
 pub mod mysql;
@@ -27,6 +29,8 @@ mod session;
 pub mod sqlite;
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod table_sql;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod unreadable;
 
 pub use database_kind::{DatabaseKind, UnknownDatabase};
 pub use migrations::MigrationText;

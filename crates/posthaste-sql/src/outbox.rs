@@ -6,7 +6,6 @@ use std::time::Duration;
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 use chrono::{DateTime, Utc};
-use posthaste_core::Event;
 
 pub(crate) use self::event_row::{EventRow, EventTimes, bind_event};
 #[cfg(any(feature = "postgres", feature = "mysql"))]
@@ -16,7 +15,7 @@ pub(crate) use self::headers::{read_headers, write_headers};
 mod event_row;
 mod headers;
 
-/// One statement inserts at most this many events and this many bytes of payload, unless a single event is larger.
+/// One statement inserts at most this many rows and this many bytes of payload, unless a single row is larger.
 const CHUNK: usize = 500;
 const CHUNK_BYTES: usize = 8 << 20;
 
@@ -24,17 +23,17 @@ const CHUNK_BYTES: usize = 8 << 20;
 /// claim. Another transaction may have locked the row.
 pub(crate) const SOONEST_TAKEOVER: i64 = 100_000;
 
-/// Splits events into parts that fit into one statement.
-pub(crate) fn chunks<'a, 'e>(mut events: &'a [&'e Event]) -> impl Iterator<Item = &'a [&'e Event]> {
+/// Splits rows into parts that fit into one statement.
+pub(crate) fn chunks<T>(mut rows: &[T], weight: impl Fn(&T) -> usize) -> impl Iterator<Item = &[T]> {
     std::iter::from_fn(move || {
         let mut bytes = 0;
-        let fitting = events.iter().take(CHUNK).take_while(|event| {
-            let fits = bytes == 0 || bytes + event.weight() <= CHUNK_BYTES;
-            bytes += event.weight();
+        let fitting = rows.iter().take(CHUNK).take_while(|row| {
+            let fits = bytes == 0 || bytes + weight(row) <= CHUNK_BYTES;
+            bytes += weight(row);
             fits
         });
-        let (chunk, rest) = events.split_at(fitting.count());
-        events = rest;
+        let (chunk, rest) = rows.split_at(fitting.count());
+        rows = rest;
         (!chunk.is_empty()).then_some(chunk)
     })
 }
@@ -75,14 +74,16 @@ pub(crate) fn storable(at: DateTime<Utc>, earliest: DateTime<Utc>) -> DateTime<U
 
 #[cfg(test)]
 mod tests {
+    use posthaste_core::Event;
+
     use super::*;
 
     #[test]
-    fn a_statement_carries_five_hundred_events_or_eight_mebibytes() {
+    fn a_statement_carries_five_hundred_rows_or_eight_mebibytes() {
         let event = |length: usize| Event::text("t", "x".repeat(length)).build().unwrap();
         let lengths = |event: &Event, count: usize| {
             let events = vec![event; count];
-            chunks(&events).map(<[&Event]>::len).collect::<Vec<_>>()
+            chunks(&events, |event| event.weight()).map(<[&Event]>::len).collect::<Vec<_>>()
         };
         assert_eq!(lengths(&event(1), 0), [0; 0]);
         assert_eq!(lengths(&event(1), 1_100), [500, 500, 100]);

@@ -1,14 +1,65 @@
 //! The laws of [`BusInspector`](posthaste_core::hub_store::BusInspector) and
 //! [`Quarantine`](posthaste_core::bus::Quarantine).
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use posthaste_core::Settled;
-use posthaste_core::bus::{Bus, Consumer, Fetched, Poison, Position, Record, Topics};
-use posthaste_core::hub_store::GroupProgress;
+use posthaste_core::bus::{Bus, Consumer, Fetched, Poison, Position, Quarantine, Record, Topics};
+use posthaste_core::hub_store::{BusInspector, GroupProgress};
 
 use super::{HubHarness, options};
+
+/// A bus with its inspector and quarantine.
+pub struct InspectedBus {
+    /// The bus.
+    pub bus: Arc<dyn Bus>,
+    /// Its inspector.
+    pub inspector: Arc<dyn BusInspector>,
+    /// Its quarantine.
+    pub quarantine: Arc<dyn Quarantine>,
+}
+
+/// One store that buses are opened on. Each law gets a fresh one. Every [`HubHarness`] is one.
+#[async_trait]
+pub trait InspectorHarness: Send + Sync {
+    /// A bus on the store, with leases that do not end during a test.
+    async fn open_bus(&self) -> InspectedBus;
+}
+
+#[async_trait]
+impl<H: HubHarness> InspectorHarness for H {
+    async fn open_bus(&self) -> InspectedBus {
+        let stores = self.open(options()).await;
+        InspectedBus { bus: stores.bus, inspector: stores.inspector, quarantine: stores.quarantine }
+    }
+}
+
+/// Expands to one test per law of [`BusInspector`] and [`Quarantine`], each on the fresh harness that the expression
+/// makes: `bus_inspector_laws!(Harness::start().await)`.
+#[macro_export]
+macro_rules! bus_inspector_laws {
+    ($harness:expr) => {
+        $crate::bus_inspector_laws!(
+            $harness =>
+            the_log_shows_where_an_event_is_and_which_groups_have_done_it
+            an_event_with_very_many_records_shows_its_oldest_ones
+            a_backlog_exists_until_the_group_has_done_its_records
+            the_lag_of_a_group_is_the_age_of_its_oldest_record
+            a_record_is_quarantined_once_per_group
+        );
+    };
+    ($harness:expr => $($law:ident)*) => {
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $law() {
+                $crate::hub_laws::bus_inspector::$law(&$harness).await;
+            }
+        )*
+    };
+}
 
 fn record(topic: &str, number: u64) -> Record {
     let key = format!("key {number}");
@@ -31,8 +82,8 @@ async fn ack<'a>(consumer: &dyn Consumer, fetched: impl IntoIterator<Item = &'a 
 }
 
 /// Shows every record of a key with its position, and which groups have done it.
-pub async fn the_log_shows_where_an_event_is_and_which_groups_have_done_it(harness: &impl HubHarness) {
-    let stores = harness.open(options()).await;
+pub async fn the_log_shows_where_an_event_is_and_which_groups_have_done_it(harness: &impl InspectorHarness) {
+    let stores = harness.open_bus().await;
     publish(&*stores.bus, [record("a", 7), record("a", 8), record("a", 7), record("b", 7)]).await;
     let consumer = join(&*stores.bus, "group", "a").await;
     let other = stores.bus.subscribe("other", Topics::Prefix("a".to_owned())).await.unwrap();
@@ -55,8 +106,8 @@ pub async fn the_log_shows_where_an_event_is_and_which_groups_have_done_it(harne
 }
 
 /// The number of returned records is bounded.
-pub async fn an_event_with_very_many_records_shows_its_oldest_ones(harness: &impl HubHarness) {
-    let stores = harness.open(options()).await;
+pub async fn an_event_with_very_many_records_shows_its_oldest_ones(harness: &impl InspectorHarness) {
+    let stores = harness.open_bus().await;
     let _groups = (join(&*stores.bus, "group", "a").await, join(&*stores.bus, "other", "a").await);
     publish(&*stores.bus, (0..250).map(|_| record("a", 7))).await;
     let entries = stores.inspector.records_of("key 7").await.unwrap();
@@ -65,8 +116,8 @@ pub async fn an_event_with_very_many_records_shows_its_oldest_ones(harness: &imp
 }
 
 /// A backlog changes with every record that is done, also out of order, and ends with the last record.
-pub async fn a_backlog_exists_until_the_group_has_done_its_records(harness: &impl HubHarness) {
-    let stores = harness.open(options()).await;
+pub async fn a_backlog_exists_until_the_group_has_done_its_records(harness: &impl InspectorHarness) {
+    let stores = harness.open_bus().await;
     publish(&*stores.bus, (0..2).map(|number| record("a", number))).await;
     let consumer = join(&*stores.bus, "group", "a").await;
     let fetched = consumer.fetch(10).await.unwrap();
@@ -81,9 +132,9 @@ pub async fn a_backlog_exists_until_the_group_has_done_its_records(harness: &imp
 }
 
 /// A group that has done everything has no lag.
-pub async fn the_lag_of_a_group_is_the_age_of_its_oldest_record(harness: &impl HubHarness) {
+pub async fn the_lag_of_a_group_is_the_age_of_its_oldest_record(harness: &impl InspectorHarness) {
     const WAIT: Duration = Duration::from_millis(50);
-    let stores = harness.open(options()).await;
+    let stores = harness.open_bus().await;
     publish(&*stores.bus, [record("a", 0)]).await;
     let consumer = join(&*stores.bus, "group", "a").await;
     let fetched = consumer.fetch(10).await.unwrap();
@@ -97,8 +148,8 @@ pub async fn the_lag_of_a_group_is_the_age_of_its_oldest_record(harness: &impl H
 }
 
 /// Quarantining the same record again changes nothing. Another group has its own entry.
-pub async fn a_record_is_quarantined_once_per_group(harness: &impl HubHarness) {
-    let stores = harness.open(options()).await;
+pub async fn a_record_is_quarantined_once_per_group(harness: &impl InspectorHarness) {
+    let stores = harness.open_bus().await;
     publish(&*stores.bus, (0..100).map(|number| record("orders", number))).await;
     let consumer = join(&*stores.bus, "group", "orders").await;
     let fetched = consumer.fetch(100).await.unwrap();

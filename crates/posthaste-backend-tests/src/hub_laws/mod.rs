@@ -64,14 +64,7 @@ macro_rules! hub_laws {
             no_more_channels_are_recorded_than_the_limit
             an_owner_survives_a_restart
         );
-        $crate::hub_laws!(
-            $harness, bus_inspector =>
-            the_log_shows_where_an_event_is_and_which_groups_have_done_it
-            an_event_with_very_many_records_shows_its_oldest_ones
-            a_backlog_exists_until_the_group_has_done_its_records
-            the_lag_of_a_group_is_the_age_of_its_oldest_record
-            a_record_is_quarantined_once_per_group
-        );
+        $crate::bus_inspector_laws!(<$harness as $crate::hub_laws::HubHarness>::start().await);
     };
     ($harness:ty, $role:ident => $($law:ident)*) => {
         $(

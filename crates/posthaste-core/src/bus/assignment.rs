@@ -7,11 +7,14 @@ use super::Position;
 use crate::metric_names::PAUSED_PARTITIONS;
 use crate::{ClaimToken, Claims, Progress};
 
+/// The longest run in the text of a completed set, with a space: two numbers of ten digits and a plus sign.
+const LONGEST_RUN: usize = 22;
+
 /// The partitions that a consumer has leased, and its progress in each. The keys are the ids of partitions in the
 /// store.
 ///
-/// A commit carries the completed set of a partition as text, and the bus limits the length of that text. At the limit
-/// the partition is paused: no more of its records are fetched until the text is shorter.
+/// A commit carries the completed set of a partition as text, and the bus limits the length of that text. A partition is
+/// paused when more records in flight could make the text longer than that.
 pub struct Assignment {
     group: String,
     max_completed_text: usize,
@@ -29,6 +32,7 @@ pub struct AssignedPartition {
     /// The progress that is in the store.
     progress: Progress,
     completed_text: usize,
+    is_paused: bool,
     /// The lowest offset that was not handed out in this generation.
     next: i64,
     /// The offsets that were handed out and neither acked nor released.
@@ -62,7 +66,7 @@ impl AssignedPartition {
     pub fn new(topic: String, partition: u32, generation: i64, progress: Progress) -> Self {
         let (next, completed_text) = (progress.watermark(), progress.encode().len());
         let (topic, state, outstanding) = (topic.into(), PartitionState::Reading, HashSet::new());
-        Self { state, topic, partition, generation, progress, completed_text, next, outstanding }
+        Self { state, topic, partition, generation, progress, completed_text, is_paused: false, next, outstanding }
     }
 
     /// A partition whose position does not exist: `first..=next` are the positions that do.
@@ -79,8 +83,35 @@ impl AssignedPartition {
         Self { state: PartitionState::PositionLost, ..self }
     }
 
-    fn is_paused(&self, max_completed_text: usize) -> bool {
-        self.completed_text > max_completed_text
+    /// True if the text of the completed set could exceed the limit, in whatever order the records in flight are done.
+    ///
+    /// Each of them adds at most one run to the text. The other form of the text has one bit for each offset.
+    fn could_exceed(&self, max_completed_text: usize) -> bool {
+        let offsets = usize::try_from(self.next - self.progress.watermark()).unwrap_or_default();
+        let as_bits = offsets.div_ceil(6) + 4;
+        let as_runs = self.completed_text + self.outstanding.len() * LONGEST_RUN;
+        as_bits.min(as_runs) > max_completed_text
+    }
+
+    /// Pauses or resumes the partition. Returns true if that is a change.
+    fn update_pause(&mut self, max_completed_text: usize, group: &str) -> bool {
+        let could_exceed = self.could_exceed(max_completed_text);
+        if could_exceed == self.is_paused {
+            return false;
+        }
+        self.is_paused = could_exceed;
+        let (topic, partition, offset) = (&*self.topic, self.partition, self.progress.watermark());
+        match could_exceed {
+            true => tracing::warn!(
+                group,
+                topic,
+                partition,
+                offset,
+                "the partition is paused: too many records were done out of order; it waits for this offset"
+            ),
+            false => tracing::info!(group, topic, partition, "the partition is read again"),
+        }
+        true
     }
 }
 
@@ -113,6 +144,38 @@ impl Assignment {
             self.fetch_order.push_back(id);
         }
         self.count_paused();
+    }
+
+    /// True if the partition is assigned.
+    pub fn has(&self, id: i64) -> bool {
+        self.partitions.contains(&id)
+    }
+
+    /// The generation under which a partition is assigned.
+    pub fn generation_of(&self, id: i64) -> Option<i64> {
+        self.partitions.value(&id).map(|partition| partition.generation)
+    }
+
+    /// The progress of a partition, with all acks.
+    pub fn progress_of(&self, id: i64) -> Option<&Progress> {
+        self.partitions.value(&id).map(|partition| &partition.progress)
+    }
+
+    /// All partitions.
+    pub fn ids(&self) -> impl Iterator<Item = i64> {
+        self.fetch_order.iter().copied()
+    }
+
+    /// The partitions of which nothing may be read now: paused, revoked, or without a position.
+    pub fn unreadable(&self) -> impl Iterator<Item = i64> {
+        let is_unreadable =
+            |partition: &AssignedPartition| partition.state != PartitionState::Reading || partition.is_paused;
+        self.partitions.iter().filter(move |(_, partition)| is_unreadable(partition)).map(|(id, _)| *id)
+    }
+
+    /// True if no more records of the partition may be handed out, because its completed set could become too long.
+    pub fn is_paused(&self, id: i64) -> bool {
+        self.partitions.value(&id).is_some_and(|partition| partition.is_paused)
     }
 
     /// Removes the partitions for which `keep` is false. Returns true if records of them were in flight.
@@ -154,9 +217,8 @@ impl Assignment {
         let mut fetchable = Vec::with_capacity(self.fetch_order.len());
         for id in &self.fetch_order {
             let current = self.partitions.current(id).map(|(_, partition)| partition);
-            let is_read = |partition: &&mut AssignedPartition| {
-                partition.state == PartitionState::Reading && !partition.is_paused(self.max_completed_text)
-            };
+            let is_read =
+                |partition: &&mut AssignedPartition| partition.state == PartitionState::Reading && !partition.is_paused;
             if let Some(partition) = current.filter(is_read) {
                 while partition.progress.is_done(partition.next) {
                     partition.next += 1;
@@ -169,8 +231,10 @@ impl Assignment {
 
     /// Marks a record as handed out and returns its position; `None` if it was done or handed out before.
     pub fn hand_out(&mut self, id: i64, offset: i64) -> Option<Position> {
-        let is_next =
-            |partition: &AssignedPartition| partition.state == PartitionState::Reading && partition.next <= offset;
+        let is_next = |partition: &AssignedPartition| {
+            let is_read = partition.state == PartitionState::Reading && !partition.is_paused;
+            is_read && partition.next <= offset
+        };
         let (_, partition) = self.partitions.current(&id).filter(|(_, partition)| is_next(partition))?;
         partition.next = offset + 1;
         if partition.progress.is_done(offset) {
@@ -178,6 +242,9 @@ impl Assignment {
         }
         partition.outstanding.insert(offset);
         let (topic, number, generation) = (Arc::clone(&partition.topic), partition.partition, partition.generation);
+        if partition.update_pause(self.max_completed_text, &self.group) {
+            self.count_paused();
+        }
         Some(Position { topic, partition: number, offset, generation })
     }
 
@@ -202,6 +269,15 @@ impl Assignment {
     pub fn kept(&self) -> usize {
         let is_kept = |partition: &AssignedPartition| !matches!(partition.state, PartitionState::Revoked { .. });
         self.partitions.iter().filter(|(_, partition)| is_kept(partition)).count()
+    }
+
+    /// Revokes these partitions. Their records in flight may be acked until `until`.
+    pub fn revoke(&mut self, ids: &[i64], until: Instant) {
+        for id in ids {
+            if let Some((_, partition)) = self.partitions.current(id) {
+                partition.state = PartitionState::Revoked { until };
+            }
+        }
     }
 
     /// Revokes partitions until at most `share` are kept. Their records in flight may be acked until `until`. Returns
@@ -247,29 +323,18 @@ impl Assignment {
         let Some(partition) = self.partitions.get_mut(&advance.partition_id, token) else {
             return false;
         };
-        let was_paused = partition.is_paused(self.max_completed_text);
         partition.completed_text = advance.progress.encode().len();
         partition.progress = advance.progress;
-        let is_paused = partition.is_paused(self.max_completed_text);
-        if is_paused != was_paused {
-            let (topic, number, waits_for) = (&partition.topic, partition.partition, partition.progress.watermark());
-            match is_paused {
-                true => tracing::warn!(
-                    group = self.group,
-                    %topic,
-                    partition = number,
-                    offset = waits_for,
-                    "the partition is paused: too many records were done out of order; it waits for this offset"
-                ),
-                false => tracing::info!(group = self.group, %topic, partition = number, "the partition is read again"),
-            }
+        let is_changed = partition.update_pause(self.max_completed_text, &self.group);
+        let is_read_again = is_changed && !partition.is_paused;
+        if is_changed {
             self.count_paused();
         }
-        was_paused && !is_paused
+        is_read_again
     }
 
     fn count_paused(&self) {
-        let paused = self.partitions.iter().filter(|(_, partition)| partition.is_paused(self.max_completed_text));
+        let paused = self.partitions.iter().filter(|(_, partition)| partition.is_paused);
         metrics::gauge!(PAUSED_PARTITIONS, "group" => self.group.clone()).set(paused.count() as f64);
     }
 }
@@ -308,19 +373,35 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_partition_is_paused_while_the_text_of_its_completed_set_is_too_long() {
+    async fn a_partition_is_paused_while_its_completed_set_could_become_too_long() {
         let mut assignment = assignment([(1, Progress::at(0)), (2, Progress::at(0))]);
-        let mut advance = assignment.advance(1, 1).unwrap();
-        // Two runs of 20 records need few bytes; 500 single records need more than the limit.
-        (1..21).chain(30..50).for_each(|offset| advance.progress.complete(offset));
-        assert!(!assignment.recorded(advance.clone()));
-        assert_eq!(assignment.fetchable().len(), 2);
-        (51..1_051).step_by(2).for_each(|offset| advance.progress.complete(offset));
-        assert!(!assignment.recorded(advance.clone()));
+        let handed_out: Vec<i64> =
+            (0..10_000).filter_map(|offset| assignment.hand_out(1, offset)).map(|position| position.offset).collect();
+        let count = handed_out.len() as i64;
+        assert!((500..600).contains(&count), "one bit for each offset, six in a character of the text: {count}");
         assert_eq!(assignment.fetchable(), [(2, 0)], "only the other partition is read");
-        (0..1_051).for_each(|offset| advance.progress.complete(offset));
+        // Every second record is done, the first one is not.
+        let mut advance = assignment.advance(1, 1).unwrap();
+        (1..count).step_by(2).for_each(|offset| advance.progress.complete(offset));
+        assert!(!assignment.recorded(advance.clone()), "it stays paused");
+        assert!(advance.progress.encode().len() <= 100, "the text is not longer than the limit");
+        (0..count).for_each(|offset| advance.progress.complete(offset));
         assert!(assignment.recorded(advance), "it may be read again");
-        assert_eq!(assignment.fetchable(), [(1, 1_051), (2, 0)]);
+        assert_eq!(assignment.fetchable(), [(1, count), (2, 0)]);
+    }
+
+    #[tokio::test]
+    async fn a_record_that_hangs_does_not_pause_a_partition_whose_other_records_are_done() {
+        let mut assignment = assignment([(1, Progress::at(0))]);
+        assert!(assignment.hand_out(1, 0).is_some());
+        for offset in 1..10_000 {
+            let position = assignment.hand_out(1, offset).unwrap();
+            let mut advance = assignment.advance(1, 1).unwrap();
+            advance.progress.complete(offset);
+            assignment.release(&[&position]);
+            assignment.recorded(advance);
+        }
+        assert_eq!(assignment.fetchable(), [(1, 10_000)]);
     }
 
     #[tokio::test]

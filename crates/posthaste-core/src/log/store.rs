@@ -3,7 +3,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use crate::bus::{Advance, Topics};
+use super::AppendNotifier;
+use crate::bus::{Advance, PublishError, Record, Topics};
 use crate::{Progress, StoreError};
 
 /// The statements of the built-in bus on one database. [`Log`](super::Log) has the rules.
@@ -11,6 +12,12 @@ use crate::{Progress, StoreError};
 /// A store is correct when the laws of [`Bus`](crate::bus::Bus) hold for the log on it.
 #[async_trait]
 pub trait LogStore: Send + Sync + 'static {
+    /// Refuses a record that this database cannot store. The other records of a publish are not affected.
+    fn check(&self, record: &Record) -> Result<(), PublishError>;
+
+    /// How processes notify each other of appends; `None` if they cannot. Then consumers poll.
+    fn notifier(&self) -> Option<&dyn AppendNotifier>;
+
     /// Creates the topics that do not exist, with this many partitions. Returns each topic with the ids of its
     /// partitions, in their order.
     async fn create_topics(&self, names: Vec<String>, partitions: u32) -> Result<Vec<(String, Vec<i64>)>, StoreError>;

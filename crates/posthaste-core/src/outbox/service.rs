@@ -12,15 +12,8 @@ use super::{
     Transaction,
 };
 use crate::trace::TraceContext;
-use crate::wakeup::PROBES;
+use crate::wakeup::{LISTEN_PAUSE, NOTIFY_PAUSE, NOTIFY_TIMEOUT, PROBES};
 use crate::{IntoEvent, Relay, Signal, StoreError, Wakeup, lock, metric_names};
-
-/// The pause between two notifications of other processes: one notification is enough for all commits before it.
-const NOTIFY_PAUSE: Duration = Duration::from_millis(10);
-/// How long a notification may take. It is only a hint, so it is given up then.
-const NOTIFY_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long to wait before listening again after the connection was lost.
-const LISTEN_PAUSE: Duration = Duration::from_secs(1);
 
 /// The outbox of a service. It writes events in the service's transactions, and calls its listeners after their commit.
 ///

@@ -7,6 +7,10 @@ pub(super) use crate::outbox::{micros, span};
 /// runs, so no index can be searched with it. Not `now()`: that is the beginning of the transaction.
 pub(super) const NOW: &str = "statement_timestamp()";
 
+/// The database's clock at this moment. For leases: a statement may begin before another process renews its lease, and
+/// see the renewed lease. By the clock at the beginning of the statement, that lease would end too far in the future.
+pub(super) const CLOCK: &str = "clock_timestamp()";
+
 /// The nearest time that the table accepts.
 pub(super) fn storable(at: DateTime<Utc>) -> DateTime<Utc> {
     outbox::storable(at, earliest())

@@ -4,8 +4,7 @@ use sqlx::migrate::Migrator;
 use sqlx::{AssertSqlSafe, PgPool, Postgres};
 
 use super::clock::NOW;
-use super::errors::{doing, store_error};
-use super::migrations::{self, DIALECT};
+use super::migrations::{self, DIALECT, check_encoding, newest_applied};
 use crate::migrations::bring_up;
 use crate::session::Session;
 
@@ -37,12 +36,7 @@ pub struct OutboxStore {
 #[async_trait]
 impl Pool<OutboxStore> for PgPool {
     async fn open(&self, table: TableName, mode: Mode) -> Result<OutboxStore, OpenError> {
-        let encoding = sqlx::query_scalar("SELECT current_setting('server_encoding')").fetch_one(self);
-        let encoding: String = encoding.await.map_err(|error| store_error("open the outbox", error))?;
-        if encoding != "UTF8" {
-            let problem = format!("database has the encoding {encoding}");
-            return Err(OpenError::Unsuitable { problem, remedy: "create it with ENCODING 'UTF8'".to_owned() });
-        }
+        check_encoding(self).await?;
         migrate(self, &table, &DIALECT.outbox(&table)).await?;
         if matches!(mode, Mode::Ordered(_)) {
             migrate(self, &table, &DIALECT.ordered(&table)).await?;
@@ -53,17 +47,7 @@ impl Pool<OutboxStore> for PgPool {
 }
 
 pub(super) async fn migrate(pool: &PgPool, table: &TableName, migrator: &Migrator) -> Result<(), OpenError> {
-    let history = &*migrator.table_name;
-    let read = async {
-        let is_there = sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL").bind(history);
-        if !is_there.fetch_one(pool).await? {
-            return Ok(None);
-        }
-        let newest = AssertSqlSafe(format!("SELECT max(version) FROM {history}"));
-        Ok(sqlx::query_scalar(newest).fetch_one(pool).await?)
-    };
-    let found: Option<i64> = doing("read the history of the outbox", read).await?;
-    bring_up(migrator, table, found, migrator.run(pool)).await
+    bring_up(migrator, table, newest_applied(pool, migrator).await?, migrator.run(pool)).await
 }
 
 impl OutboxStore {

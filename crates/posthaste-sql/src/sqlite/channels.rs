@@ -10,7 +10,7 @@ use super::database::Database;
 use super::errors::doing;
 use super::json::json;
 use super::outbox::{OutboxStore, fill};
-use super::unreadable::readable;
+use crate::unreadable::readable;
 
 const LOAD: &str = "SELECT event_type, topic_key FROM channel ORDER BY created_at, topic_key";
 

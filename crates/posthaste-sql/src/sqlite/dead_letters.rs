@@ -14,7 +14,7 @@ use super::clock::{NOW_MS, millis, span};
 use super::database::Database;
 use super::errors::doing;
 use super::json::json;
-use super::unreadable::report;
+use crate::unreadable::report;
 
 mod claim;
 mod lease;

@@ -11,9 +11,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use posthaste_core::bus::Advance;
-use posthaste_core::log::{Leases, LogStore, Look, Member, NewRecord, Newest, StoredRecord};
-use posthaste_core::{FaultKind, StoreError};
+use posthaste_core::StoreError;
+use posthaste_core::bus::{Advance, PublishError, Record};
+use posthaste_core::log::{AppendNotifier, Leases, LogStore, Look, Member, NewRecord, Newest, StoredRecord};
 
 use super::Database;
 
@@ -44,6 +44,15 @@ impl LogTables {
 
 #[async_trait]
 impl LogStore for LogTables {
+    fn check(&self, _: &Record) -> Result<(), PublishError> {
+        Ok(())
+    }
+
+    /// Only one process uses a file.
+    fn notifier(&self) -> Option<&dyn AppendNotifier> {
+        None
+    }
+
     async fn create_topics(&self, names: Vec<String>, partitions: u32) -> Result<Vec<(String, Vec<i64>)>, StoreError> {
         append::create_topics(&self.database, names, partitions).await
     }
@@ -79,18 +88,4 @@ impl LogStore for LogTables {
     async fn leave(&self, member: &Member) -> Result<(), StoreError> {
         leases::leave(&self.database, member).await
     }
-}
-
-/// The error for a value that this crate cannot write or read as JSON.
-fn unreadable(doing: &'static str, source: impl Into<posthaste_core::BoxError>) -> StoreError {
-    StoreError::new(doing, FaultKind::Permanent, source)
-}
-
-/// The stored text: NULL if there are no headers, which is the most common case.
-fn headers_to_text(headers: &[(String, String)]) -> Result<Option<String>, serde_json::Error> {
-    if headers.is_empty() { Ok(None) } else { serde_json::to_string(headers).map(Some) }
-}
-
-fn headers_from_text(text: Option<String>) -> Result<Vec<(String, String)>, serde_json::Error> {
-    text.map_or(Ok(Vec::new()), |text| serde_json::from_str(&text))
 }

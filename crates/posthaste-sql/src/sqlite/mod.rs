@@ -13,7 +13,6 @@ mod log;
 mod migrations;
 mod outbox;
 mod registry;
-mod unreadable;
 mod writer;
 mod writer_lock;
 

@@ -9,7 +9,7 @@ use sqlx::{AssertSqlSafe, QueryBuilder, Sqlite};
 
 use super::database::Database;
 use super::errors::doing;
-use super::unreadable::readable;
+use crate::unreadable::readable;
 
 mod definitions;
 mod subscriptions;

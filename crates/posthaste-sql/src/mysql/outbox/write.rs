@@ -95,7 +95,7 @@ impl WriteStore for OutboxStore {
     ) -> Result<Vec<i64>, StoreError> {
         let insert = async {
             let mut numbers = Vec::with_capacity(events.len());
-            for chunk in chunks(events) {
+            for chunk in chunks(events, |event| event.weight()) {
                 numbers.extend(self.insert_chunk(connection, chunk, claim_id).await?);
             }
             Ok(numbers)

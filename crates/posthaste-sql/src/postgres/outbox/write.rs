@@ -70,7 +70,7 @@ impl WriteStore for OutboxStore {
                 return Ok(vec![self.insert_one(connection, event, claim_id).await?]);
             }
             let mut numbers = Vec::with_capacity(events.len());
-            for chunk in chunks(events) {
+            for chunk in chunks(events, |event| event.weight()) {
                 numbers.extend(self.insert_chunk(connection, chunk, claim_id).await?);
             }
             Ok(numbers)

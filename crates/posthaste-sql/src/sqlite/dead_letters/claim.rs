@@ -8,7 +8,7 @@ use sqlx::{AssertSqlSafe, Row, SqliteConnection};
 use super::queries::{FIELD_COUNT, FIELDS, read_fields};
 use crate::sqlite::clock::{NOW_MS, millis};
 use crate::sqlite::json::json;
-use crate::sqlite::unreadable::text;
+use crate::unreadable::text;
 
 /// Later than every time that is ever due, and less than every text.
 const LAST_MS: i64 = i64::MAX;

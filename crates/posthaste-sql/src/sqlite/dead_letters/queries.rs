@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, QueryBuilder, Row, Sqlite};
 use super::DeadLetterTable;
 use crate::sqlite::clock::{NOW_MS, span, time};
 use crate::sqlite::errors::doing;
-use crate::sqlite::unreadable::readable;
+use crate::unreadable::readable;
 
 /// A list is counted up to this number.
 const COUNTED: i64 = 10_000;

@@ -5,7 +5,7 @@ use posthaste_core::log::NewRecord;
 use sqlx::AssertSqlSafe;
 use sqlx::sqlite::SqliteConnection;
 
-use super::{headers_to_text, unreadable};
+use crate::log::{headers_to_text, partitions_of_topics, unwritable};
 use crate::sqlite::Database;
 
 /// The maximum number of rows that one statement inserts. It is large, because each statement costs a switch to another
@@ -34,8 +34,8 @@ pub(super) async fn create_topics(
 ) -> Result<Vec<(String, Vec<i64>)>, StoreError> {
     const DOING: &str = "create topics";
     let numbers: Vec<u32> = (0..partitions).collect();
-    let numbers = serde_json::to_string(&numbers).map_err(|error| unreadable(DOING, error))?;
-    let list = serde_json::to_string(&names).map_err(|error| unreadable(DOING, error))?;
+    let numbers = serde_json::to_string(&numbers).map_err(|error| unwritable(DOING, error))?;
+    let list = serde_json::to_string(&names).map_err(|error| unwritable(DOING, error))?;
     let create = database.write_with(DOING, (list, numbers), |connection, arguments| {
         Box::pin(async move {
             let (list, numbers) = &*arguments;
@@ -43,18 +43,14 @@ pub(super) async fn create_topics(
             sqlx::query_as::<_, (String, i64)>(PARTITIONS).bind(list).fetch_all(connection).await
         })
     });
-    let mut topics: BTreeMap<String, Vec<i64>> = BTreeMap::new();
-    for (topic, id) in create.await? {
-        topics.entry(topic).or_default().push(id);
-    }
-    Ok(topics.into_iter().collect())
+    Ok(partitions_of_topics(create.await?))
 }
 
 pub(super) async fn append(database: &Database, records: Vec<NewRecord>) -> Result<(), StoreError> {
     const DOING: &str = "append to the log";
     let mut rows = Vec::with_capacity(records.len());
     for record in records {
-        let headers = headers_to_text(&record.headers).map_err(|error| unreadable(DOING, error))?;
+        let headers = headers_to_text(&record.headers).map_err(|error| unwritable(DOING, error))?;
         rows.push((record, headers));
     }
     database.write_with(DOING, rows, |connection, rows| Box::pin(async move { insert(connection, &rows).await })).await

@@ -1,28 +1,19 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
-use posthaste_core::hub_store::{Backlog, BusInspector, GroupProgress, LogEntry, ResetTo, TopicState};
-use posthaste_core::{Progress, StoreError};
+use posthaste_core::StoreError;
+use posthaste_core::hub_store::{Backlog, BusInspector, LogEntry, ResetTo, TopicState};
 use sqlx::sqlite::SqliteRow;
-use sqlx::{AssertSqlSafe, FromRow};
+use sqlx::{AssertSqlSafe, FromRow, Row};
 
 use super::LogTables;
+use crate::log::{EntryRow, SHOWN_RECORDS, TopicRow, entries, topics};
 use crate::sqlite::clock::{NOW_MS, span, time};
 use crate::sqlite::errors::doing;
-use crate::sqlite::unreadable::readable;
-
-/// Topic, partition, offset, value and time of a record, with one group that reads it and its progress.
-type EntryRow = (String, u32, i64, Vec<u8>, i64, Option<String>, Option<i64>, Option<String>);
-
-/// Topic, partition, first and next offset, with one group that reads it and its watermark.
-type TopicRow = (String, u32, i64, i64, Option<String>, Option<i64>);
+use crate::unreadable::readable;
 
 /// The column of the group in [`RECORDS_OF_KEY`]: if a row cannot be read, the progress of its group is the reason.
 const GROUP_OF_ENTRY: usize = 5;
-
-/// The maximum number of records that are shown of one event. Each has its value, which may be a mebibyte.
-const SHOWN_RECORDS: u32 = 200;
 
 /// The records are selected before their values are read and before the join with the groups multiplies the rows.
 const RECORDS_OF_KEY: &str = "
@@ -73,44 +64,30 @@ fn lags() -> String {
     )
 }
 
+fn entry(row: &SqliteRow) -> Result<EntryRow, sqlx::Error> {
+    let (group, watermark, completed): (Option<String>, Option<i64>, Option<String>) =
+        (row.try_get(GROUP_OF_ENTRY)?, row.try_get(6)?, row.try_get(7)?);
+    Ok(EntryRow {
+        topic: row.try_get(0)?,
+        partition: row.try_get(1)?,
+        offset: row.try_get(2)?,
+        value: row.try_get(3)?,
+        created_at: time(row.try_get(4)?),
+        group: group.zip(watermark).zip(completed).map(|((group, watermark), completed)| (group, watermark, completed)),
+    })
+}
+
 #[async_trait]
 impl BusInspector for LogTables {
     async fn records_of(&self, key: &str) -> Result<Vec<LogEntry>, StoreError> {
         let query = sqlx::query(RECORDS_OF_KEY).bind(key).bind(SHOWN_RECORDS);
         let rows = doing("find the records of an event", query.fetch_all(self.database.operators())).await?;
-        let mut entries: Vec<LogEntry> = Vec::new();
-        let rows = readable("log_record", &rows, GROUP_OF_ENTRY, |row| EntryRow::from_row(row));
-        for (topic, partition, offset, value, created_at, group, watermark, completed) in rows {
-            let is_this = |last: &LogEntry| (&last.topic, last.partition, last.offset) == (&topic, partition, offset);
-            if !entries.last().is_some_and(is_this) {
-                let (created_at, value) = (time(created_at), Bytes::from(value));
-                entries.push(LogEntry { topic, partition, offset, value, created_at, groups: Vec::new() });
-            }
-            if let (Some(group), Some(watermark), Some(completed)) = (group, watermark, completed)
-                && let Some(entry) = entries.last_mut()
-            {
-                // An unreadable completed set counts as empty, as it does for the consumer.
-                let progress = Progress::decode(watermark, &completed).unwrap_or(Progress::at(watermark));
-                entry.groups.push(GroupProgress { group, done: progress.is_done(offset) });
-            }
-        }
-        Ok(entries)
+        Ok(entries(readable("log_record", &rows, GROUP_OF_ENTRY, entry)))
     }
 
     async fn topics(&self) -> Result<Vec<TopicState>, StoreError> {
         let rows = doing("list topics", sqlx::query(TOPICS).fetch_all(self.database.operators())).await?;
-        let mut topics: Vec<TopicState> = Vec::new();
-        for (topic, partition, first_offset, next_offset, group, watermark) in
-            readable("log_group", &rows, 0, |row| TopicRow::from_row(row))
-        {
-            if !topics.last().is_some_and(|last| last.topic == topic && last.partition == partition) {
-                topics.push(TopicState { topic, partition, first_offset, next_offset, groups: Vec::new() });
-            }
-            if let Some(state) = topics.last_mut() {
-                state.groups.extend(group.zip(watermark));
-            }
-        }
-        Ok(topics)
+        Ok(topics(readable("log_group", &rows, 0, |row| TopicRow::from_row(row))))
     }
 
     async fn backlogs(&self) -> Result<Vec<Backlog>, StoreError> {

@@ -1,19 +1,19 @@
 //! The statements on `log_group` and `log_member`: the consumer that reads a partition, and its progress.
 
-use std::fmt::Display;
 use std::time::Duration;
 
 use posthaste_core::bus::{Advance, Topics};
 use posthaste_core::log::{Leased, Leases, Look, Member, share};
-use posthaste_core::{Progress, StoreError, lock};
+use posthaste_core::{StoreError, lock};
 use sqlx::sqlite::{SqliteConnection, SqliteRow};
 use sqlx::{AssertSqlSafe, Row};
 
-use super::{LogTables, unreadable};
+use super::LogTables;
+use crate::log::{count, key_of, progress, unwritable};
 use crate::sqlite::Database;
 use crate::sqlite::clock::{NOW_MS, millis};
 use crate::sqlite::errors::doing;
-use crate::sqlite::unreadable::{report, text};
+use crate::unreadable::{report, text};
 
 /// The condition that a lease or membership has ended. `?4` is the length of a lease. A lease that ends later than that
 /// from now was begun before the clock was set back. Its real end is unknown, so it counts as ended.
@@ -42,7 +42,7 @@ fn matching(topics: &Topics) -> Result<(&'static str, String), StoreError> {
     match topics {
         Topics::Named(names) => {
             let names =
-                serde_json::to_string(names).map_err(|error| unreadable("name the topics of a group", error))?;
+                serde_json::to_string(names).map_err(|error| unwritable("name the topics of a group", error))?;
             Ok(("topic IN (SELECT value FROM json_each(?1))", names))
         }
         Topics::Prefix(prefix) => Ok(("substr(topic, 1, length(?1)) = ?1", prefix.clone())),
@@ -170,15 +170,6 @@ fn leased(row: &SqliteRow, group: &str) -> Result<Leased, sqlx::Error> {
     })
 }
 
-/// The progress of a group. If the completed set cannot be read, all records from the watermark on are delivered again.
-/// That may repeat deliveries, but loses none.
-fn progress(watermark: i64, completed: &str, key: impl Fn() -> String) -> Progress {
-    Progress::decode(watermark, completed).unwrap_or_else(|error| {
-        report("log_group", &key(), &format_args!("{error}; deliveries after offset {watermark} repeat"));
-        Progress::at(watermark)
-    })
-}
-
 impl LogTables {
     /// Reports a progress row that cannot be read, once.
     fn report(&self, row: &SqliteRow, group: &str, error: &sqlx::Error) {
@@ -189,22 +180,13 @@ impl LogTables {
     }
 }
 
-/// The key by which an operator finds a progress row.
-fn key_of(group: &str, topic: &str, partition: impl Display) -> String {
-    format!("{group} {topic} {partition}")
-}
-
-fn count(value: i64) -> usize {
-    usize::try_from(value).unwrap_or_default()
-}
-
 pub(super) async fn record(database: &Database, member: &Member, advances: &[Advance]) -> Result<Vec<i64>, StoreError> {
     const DOING: &str = "record acks";
     let row = |Advance { partition_id, generation, progress }: &Advance| {
         (*partition_id, *generation, progress.watermark(), progress.encode())
     };
     let rows: Vec<_> = advances.iter().map(row).collect();
-    let rows = serde_json::to_string(&rows).map_err(|error| unreadable(DOING, error))?;
+    let rows = serde_json::to_string(&rows).map_err(|error| unwritable(DOING, error))?;
     let arguments = (rows, member.group.clone(), member.owner.clone());
     let record = database.write_with(DOING, arguments, |connection, arguments| {
         Box::pin(async move {
@@ -220,7 +202,7 @@ pub(super) async fn release(database: &Database, member: &Member, partitions: &[
     const RELEASE: &str = "
         UPDATE log_group SET owner = NULL, leased_until = 0
         WHERE group_name = ?1 AND owner = ?2 AND partition_id IN (SELECT value FROM json_each(?3))";
-    let partitions = serde_json::to_string(partitions).map_err(|error| unreadable(DOING, error))?;
+    let partitions = serde_json::to_string(partitions).map_err(|error| unwritable(DOING, error))?;
     let arguments = (member.group.clone(), member.owner.clone(), partitions);
     let release = database.write_with(DOING, arguments, |connection, arguments| {
         Box::pin(async move {

@@ -4,8 +4,9 @@ use posthaste_core::bus::{Poison, Quarantine};
 use sqlx::AssertSqlSafe;
 use sqlx::sqlite::SqliteConnection;
 
+use super::LogTables;
 use super::append::CHUNK;
-use super::{LogTables, headers_to_text, unreadable};
+use crate::log::{headers_to_text, unwritable};
 
 #[async_trait]
 impl Quarantine for LogTables {
@@ -15,7 +16,7 @@ impl Quarantine for LogTables {
             return Ok(());
         }
         let headers: Result<Vec<_>, _> = poison.iter().map(|poison| headers_to_text(&poison.record.headers)).collect();
-        let headers = headers.map_err(|error| unreadable(DOING, error))?;
+        let headers = headers.map_err(|error| unwritable(DOING, error))?;
         let rows: Vec<_> = poison.iter().cloned().zip(headers).collect();
         let write = self.database.write_with(DOING, (group.to_owned(), rows), |connection, arguments| {
             Box::pin(async move { insert(connection, &arguments.0, &arguments.1).await })

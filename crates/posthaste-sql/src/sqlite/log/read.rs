@@ -5,13 +5,10 @@ use posthaste_core::log::{Newest, StoredRecord};
 use sqlx::Row;
 use sqlx::sqlite::SqliteRow;
 
-use super::{headers_from_text, unreadable};
+use crate::log::{MAX_READ_BYTES, read_headers, unwritable};
 use crate::sqlite::Database;
 use crate::sqlite::errors::{doing, store_error};
-use crate::sqlite::unreadable::{report, text};
-
-/// The maximum size of one read. A single record may be larger.
-const MAX_READ_BYTES: usize = 16 << 20;
+use crate::unreadable::{report, text};
 
 /// One range scan per partition, in the order of the list. CROSS JOIN fixes the order of the partitions, and the index
 /// that of the offsets. The statement names the index, so that the planner cannot choose another one. So nothing is
@@ -38,7 +35,7 @@ pub(super) async fn read(
     limit: usize,
 ) -> Result<(Vec<StoredRecord>, bool), StoreError> {
     const DOING: &str = "read the log";
-    let places = serde_json::to_string(places).map_err(|error| unreadable(DOING, error))?;
+    let places = serde_json::to_string(places).map_err(|error| unwritable(DOING, error))?;
     let limit_bound = i64::try_from(limit).unwrap_or(i64::MAX);
     let mut stream = sqlx::query(READ).bind(places).bind(limit_bound).fetch(database.readers());
     let mut read = Vec::new();
@@ -69,16 +66,7 @@ fn record(row: &SqliteRow) -> Result<StoredRecord, sqlx::Error> {
         headers: Vec::new(),
         damage: None,
     };
-    let headers = row.try_get::<Option<String>, _>(4).map_err(|error| error.to_string());
-    let headers = headers.and_then(|headers| headers_from_text(headers).map_err(|error| error.to_string()));
-    match headers {
-        Ok(headers) => record.headers = headers,
-        Err(error) => {
-            record.damage = Some(format!("headers are no JSON array of [name, value] pairs: {error}"));
-            // The stored text, for the quarantine.
-            record.headers.push(("unreadable".to_owned(), text(row, 4)));
-        }
-    }
+    read_headers(&mut record, row.try_get(4), || text(row, 4));
     if let Err(error) = row.try_get::<String, _>(2) {
         record.damage = Some(format!("its key is not text: {error}"));
     }

@@ -98,7 +98,7 @@ impl OutboxStore {
             None => (COLUMNS.to_owned(), format!("({ROW})")),
         };
         let mut returned = Vec::new();
-        for chunk in chunks(events).flat_map(|part| part.chunks(CHUNK)) {
+        for chunk in chunks(events, |event| event.weight()).flat_map(|part| part.chunks(CHUNK)) {
             let rows = vec![row.as_str(); chunk.len()].join(", ");
             let sql = self.sql(&format!("INSERT INTO {{table}} ({columns}) VALUES {rows} {after}"));
             returned.extend(insert_chunk(connection, sql, chunk, claim_id).await?);

@@ -1,0 +1,7 @@
+DROP TABLE quarantine_depth;
+DROP TABLE quarantined_record;
+DROP FUNCTION quarantined_record_counted();
+DROP TABLE log_member;
+DROP TABLE log_group;
+DROP TABLE log_record;
+DROP TABLE log_partition;

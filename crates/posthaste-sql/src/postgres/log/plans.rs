@@ -1,0 +1,122 @@
+//! How PostgreSQL executes the statements of the log that run all the time, and those that must not read all records.
+
+use posthaste_backend_tests::servers;
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+
+use super::{READ, append, inspect, leases, read};
+use crate::postgres::migrations;
+
+/// Partitions of a hundred topics, each read by ten groups, and this many records in all.
+fn filled(records: u32) -> String {
+    format!(
+        "INSERT INTO log_partition (topic, partition) SELECT 't' || n / 10, n % 10 FROM generate_series(0, 999) AS n;
+         INSERT INTO log_record (partition_id, \"offset\", key, value)
+             SELECT 1 + n % 1000, n / 1000, 'key ' || n, 'value' FROM generate_series(0, {records} - 1) AS n;
+         UPDATE log_partition SET next_offset = {records} / 1000;
+         INSERT INTO log_group (group_name, partition_id, watermark)
+             SELECT 'group ' || n % 10, 1 + n / 10, 5 FROM generate_series(0, 9999) AS n"
+    )
+}
+
+const ANALYZE: &str = "ANALYZE log_partition, log_record, log_group";
+
+/// Tables on which these steps ran. Autovacuum is off, so that the statistics do not change.
+async fn tables(steps: &[&str]) -> PgConnection {
+    let mut connection = PgConnection::connect(&servers::postgres().await).await.unwrap();
+    migrations::hub().run(&mut connection).await.unwrap();
+    let settings = "ALTER TABLE log_partition SET (autovacuum_enabled = off);
+        ALTER TABLE log_record SET (autovacuum_enabled = off); ALTER TABLE log_group SET (autovacuum_enabled = off)";
+    for step in [settings].iter().chain(steps) {
+        sqlx::raw_sql(AssertSqlSafe(*step)).execute(&mut connection).await.unwrap();
+    }
+    connection
+}
+
+async fn check(mut connection: PgConnection) {
+    let connection = &mut connection;
+    an_ack_looks_up_each_partition(connection).await;
+    an_append_locks_partitions_in_order_and_reads_no_record(connection).await;
+    sqlx::raw_sql(READ).execute(&mut *connection).await.unwrap();
+    a_fetch_is_a_range_scan_per_partition_and_sorts_no_partition(connection).await;
+    operator_queries_look_up_records(connection).await;
+    sqlx::raw_sql("ROLLBACK").execute(connection).await.unwrap();
+}
+
+async fn a_fetch_is_a_range_scan_per_partition_and_sorts_no_partition(connection: &mut PgConnection) {
+    for plan in plans(connection, &read::read_sql(), "('{1,2,3}', '{5,6,7}', 500)").await {
+        let (outer, inner) = plan.split_once("Function Scan on place").expect("one scan for each place");
+        assert!(inner.contains("Index Scan using log_record_pkey on log_record") && !inner.contains("Sort"), "{plan}");
+        // Incremental: it sorts the records of one partition after the other, and stops at the limit.
+        let sorts = outer.matches("Sort  ").count() + outer.matches("Sort\n").count();
+        assert!(sorts <= 1 && outer.contains("Incremental Sort") && outer.contains("Limit"), "{plan}");
+        assert!(!plan.contains("Seq Scan") && !plan.contains("Bitmap"), "{plan}");
+    }
+}
+
+async fn an_ack_looks_up_each_partition(connection: &mut PgConnection) {
+    let values = "('{1,2}', '{3,4}', '{5,6}', '{a,b}', 'group 1', 'owner')";
+    for plan in plans(connection, leases::RECORD, values).await {
+        // By its key, or by the partition, which has one row for each group.
+        let lookups = plan.matches("Index Scan").count();
+        assert_eq!(lookups, 2, "{plan}");
+        assert!(!plan.contains("Seq Scan"), "{plan}");
+    }
+}
+
+async fn an_append_locks_partitions_in_order_and_reads_no_record(connection: &mut PgConnection) {
+    let values = "('{1,2}', '{1,1}', '{1,2}', '{0,0}', '{a,b}', '{a,b}', '{a,b}')";
+    for plan in plans(connection, append::APPEND, values).await {
+        let (_, locked) = plan.split_once("LockRows").expect("partitions are locked");
+        let (scan, _) = locked.split_once("CTE assigned").expect("and then updated");
+        assert!(scan.contains("Sort") || scan.contains("Index Scan using log_partition_pkey"), "{plan}");
+        assert_eq!(plan.matches("log_record").count(), 1, "{plan}");
+    }
+}
+
+async fn operator_queries_look_up_records(connection: &mut PgConnection) {
+    for sql in [&inspect::lags(), inspect::BACKLOGS, inspect::TOPICS] {
+        for plan in plans(connection, sql, "").await {
+            assert!(plan.contains("using log_record_pkey on log_record"), "{plan}");
+            assert!(!plan.contains("Seq Scan on log_record"), "{plan}");
+        }
+    }
+    for plan in plans(connection, inspect::RECORDS_OF_KEY, "('key 7', 200)").await {
+        assert!(plan.contains("Index Scan using log_record_key on log_record"), "{plan}");
+        assert!(!plan.contains("Seq Scan on log_record") && !plan.contains("Bitmap"), "{plan}");
+    }
+}
+
+#[tokio::test]
+async fn plans_hold_without_statistics() {
+    check(tables(&[&filled(200_000)]).await).await;
+}
+
+/// A plan that was made when the tables were small is kept when they are large.
+#[tokio::test]
+async fn plans_are_the_same_while_the_tables_are_empty() {
+    check(tables(&[]).await).await;
+}
+
+#[tokio::test]
+async fn plans_hold_with_the_statistics_of_empty_tables() {
+    check(tables(&[ANALYZE, &filled(200_000)]).await).await;
+}
+
+#[tokio::test]
+async fn plans_hold_with_the_statistics_of_now() {
+    check(tables(&[&filled(200_000), ANALYZE]).await).await;
+}
+
+/// The plan for these values, and the generic plan.
+async fn plans(connection: &mut PgConnection, sql: &str, values: &str) -> Vec<String> {
+    let mut plans = Vec::new();
+    for mode in ["force_custom_plan", "force_generic_plan"] {
+        let prepare = format!("SET plan_cache_mode = {mode}; DEALLOCATE ALL; PREPARE statement AS {sql}");
+        sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut *connection).await.unwrap();
+        let explain = format!("EXPLAIN (COSTS OFF) EXECUTE statement {values}");
+        let lines = sqlx::query_scalar(AssertSqlSafe(explain)).persistent(false).fetch_all(&mut *connection).await;
+        let lines: Vec<String> = lines.unwrap();
+        plans.push(lines.join("\n"));
+    }
+    plans
+}

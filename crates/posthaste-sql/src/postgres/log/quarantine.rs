@@ -1,0 +1,45 @@
+use async_trait::async_trait;
+use posthaste_core::StoreError;
+use posthaste_core::bus::{Poison, Quarantine};
+
+use super::LogTables;
+use crate::log::{headers_to_text, unwritable};
+
+/// The rows are inserted in the order of the unique key, so that two consumers with the same records never wait for
+/// each other.
+const INSERT: &str = "
+    INSERT INTO quarantined_record (group_name, topic, partition, \"offset\", key, value, headers, reason)
+    SELECT $1, topic, partition, place, key, value, headers, reason
+    FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::text[], $6::bytea[], $7::text[], $8::text[])
+        AS poison (topic, partition, place, key, value, headers, reason)
+    ORDER BY topic, partition, place
+    ON CONFLICT DO NOTHING";
+
+#[async_trait]
+impl Quarantine for LogTables {
+    async fn quarantine(&self, group: &str, poison: &[Poison]) -> Result<(), StoreError> {
+        const DOING: &str = "quarantine records";
+        fn column<'a, T>(poison: &'a [Poison], of: impl Fn(&'a Poison) -> T) -> Vec<T> {
+            poison.iter().map(of).collect()
+        }
+        if poison.is_empty() {
+            return Ok(());
+        }
+        let headers: Result<Vec<_>, _> = poison.iter().map(|poison| headers_to_text(&poison.record.headers)).collect();
+        let insert = sqlx::query(INSERT)
+            .bind(group)
+            .bind(column(poison, |poison| &*poison.record.position.topic))
+            .bind(column(poison, |poison| i64::from(poison.record.position.partition)))
+            .bind(column(poison, |poison| poison.record.position.offset))
+            .bind(column(poison, |poison| storable(&poison.record.key)))
+            .bind(column(poison, |poison| &poison.record.value[..]))
+            .bind(headers.map_err(|error| unwritable(DOING, error))?)
+            .bind(column(poison, |poison| storable(&poison.reason)));
+        self.run(DOING, insert).await.map(|_| ())
+    }
+}
+
+/// PostgreSQL cannot store U+0000 in a text. Records of other buses may have it in their keys.
+fn storable(text: &str) -> String {
+    text.replace('\0', "\u{fffd}")
+}
