@@ -8,11 +8,13 @@
 //! If a server is not installed, the test fails with a message that says what to install. No test is skipped.
 
 mod cutter;
+mod kafka;
 mod mariadb;
 mod postgres;
 mod watched;
 
 pub use cutter::{Cutter, Keep};
+pub use kafka::{Kafka, kafka};
 pub use mariadb::{MariaDb, mariadb};
 pub use postgres::{Postgres, postgres};
 pub use watched::CrashableServer;

@@ -10,6 +10,7 @@ use serde_json::Value;
 const ARROWS: &[(&str, &[&str])] = &[
     ("posthaste-core", &[]),
     ("posthaste-sql", &["posthaste-core"]),
+    ("posthaste-kafka", &["posthaste-core"]),
     ("posthaste-webhook", &["posthaste-core"]),
     ("posthaste-api", &["posthaste-core"]),
     ("posthaste-hub", &["posthaste-core", "posthaste-webhook", "posthaste-api"]),
@@ -29,6 +30,7 @@ const HOMES: &[(&str, &[&str])] = &[
     ("axum", &["posthaste-server", "posthaste-cli"]),
     ("hyper-rustls", &["posthaste-webhook"]),
     ("clap", &["posthaste-cli"]),
+    ("rdkafka", &["posthaste-kafka"]),
 ];
 
 fn workspace() -> PathBuf {
@@ -37,7 +39,7 @@ fn workspace() -> PathBuf {
 
 fn metadata() -> Value {
     let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version", "1", "--locked"])
+        .args(["metadata", "--format-version", "1", "--locked", "--all-features"])
         .current_dir(workspace())
         .output()
         .expect("cargo metadata runs");
@@ -168,12 +170,28 @@ fn licences_are_allowed_and_sources_are_the_registry() {
 #[test]
 fn banned_crates_are_absent() {
     let deny = deny_list();
-    let banned: BTreeSet<&str> =
-        deny["bans"]["deny"].as_array().expect("a list").iter().filter_map(|ban| ban["crate"].as_str()).collect();
     let metadata = metadata();
-    let found: Vec<&str> =
-        packages(&metadata).iter().map(|package| text(package, "name")).filter(|name| banned.contains(name)).collect();
-    assert!(found.is_empty(), "banned: {found:?}");
+    for ban in deny["bans"]["deny"].as_array().expect("a list") {
+        let banned = ban["crate"].as_str().expect("the name of a crate");
+        // Only these crates may depend on the banned one.
+        let wrappers = ban.get("wrappers").and_then(|wrappers| wrappers.as_array()).into_iter().flatten();
+        let wrappers: BTreeSet<&str> = wrappers.filter_map(|name| name.as_str()).collect();
+        let found = dependents(&metadata, banned);
+        let refused: Vec<&String> = found.iter().filter(|name| !wrappers.contains(name.as_str())).collect();
+        assert!(refused.is_empty(), "{banned} is banned, and these depend on it: {refused:?}");
+    }
+}
+
+/// The crates that depend on this one, in any build.
+fn dependents(metadata: &Value, name: &str) -> BTreeSet<String> {
+    let names: BTreeMap<&str, &str> =
+        packages(metadata).iter().map(|package| (text(package, "id"), text(package, "name"))).collect();
+    let nodes = metadata["resolve"]["nodes"].as_array().expect("the resolved graph");
+    let depends = |node: &&Value| {
+        let dependencies = node["dependencies"].as_array().expect("dependencies");
+        dependencies.iter().any(|id| names[id.as_str().expect("an id")] == name)
+    };
+    nodes.iter().filter(depends).map(|node| names[text(node, "id")].to_owned()).collect()
 }
 
 #[test]

@@ -1,0 +1,213 @@
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use posthaste_core::bus::{Assignment, Consumer, Fetched, Position, Topics};
+use posthaste_core::{FaultKind, Settled, StoreError, Wakeup, lock};
+use tokio::sync::oneshot;
+
+use crate::commit::MAX_COMPLETED_TEXT;
+use crate::options::KafkaOptions;
+use crate::poller;
+
+/// The answer of the polling thread to a call.
+pub(crate) type Answer = oneshot::Sender<Result<(), StoreError>>;
+
+/// A call that the polling thread has to make.
+pub(crate) enum Command {
+    /// Commit everything that is acked.
+    Flush(Answer),
+    /// Commit, so that the cluster confirms that this consumer is a member of the group.
+    Renew(Answer),
+    /// Commit, and leave the group.
+    Close(Answer),
+}
+
+/// A record that was read and not handed out yet.
+pub(crate) struct Buffered {
+    pub(crate) partition_id: i64,
+    pub(crate) generation: i64,
+    pub(crate) offset: i64,
+    pub(crate) key: String,
+    pub(crate) value: bytes::Bytes,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) damage: Option<String>,
+}
+
+impl Buffered {
+    pub(crate) fn size(&self) -> usize {
+        self.key.len() + self.value.len()
+    }
+}
+
+/// What the handle of a consumer and its polling thread share.
+pub(crate) struct Shared {
+    pub(crate) group: String,
+    pub(crate) state: Mutex<State>,
+    pub(crate) wakeup: Wakeup,
+    pub(crate) revocations: Wakeup,
+}
+
+pub(crate) struct State {
+    pub(crate) assignment: Assignment,
+    pub(crate) buffer: VecDeque<Buffered>,
+    pub(crate) buffered_bytes: usize,
+    /// Partitions with progress that is not committed.
+    pub(crate) uncommitted: BTreeSet<i64>,
+    pub(crate) is_closed: bool,
+    /// When the consumer was last used.
+    pub(crate) used_at: Instant,
+}
+
+/// One member of a group, as the engine sees it.
+pub(crate) struct GroupConsumer {
+    shared: Arc<Shared>,
+    commands: mpsc::Sender<Command>,
+    lease: Duration,
+}
+
+impl GroupConsumer {
+    pub(crate) async fn join(options: &KafkaOptions, group: &str, topics: &Topics) -> Result<Self, StoreError> {
+        let shared = Arc::new(Shared {
+            group: group.to_owned(),
+            state: Mutex::new(State {
+                assignment: Assignment::new(group, MAX_COMPLETED_TEXT),
+                buffer: VecDeque::new(),
+                buffered_bytes: 0,
+                uncommitted: BTreeSet::new(),
+                is_closed: false,
+                used_at: Instant::now(),
+            }),
+            wakeup: Wakeup::default(),
+            revocations: Wakeup::default(),
+        });
+        let (commands, receiver) = mpsc::channel();
+        poller::start(options, topics, Arc::clone(&shared), receiver)?;
+        Ok(Self { shared, commands, lease: options.lease() })
+    }
+
+    async fn call(&self, doing: &'static str, command: impl FnOnce(Answer) -> Command) -> Result<(), StoreError> {
+        let stopped = || StoreError::new(doing, FaultKind::Transient, "the consumer is closed");
+        let (answer, answered) = oneshot::channel();
+        self.commands.send(command(answer)).map_err(|_| stopped())?;
+        answered.await.unwrap_or_else(|_| Err(stopped()))
+    }
+}
+
+impl Shared {
+    /// Adds acks to the progress of their partitions. The polling thread commits them.
+    fn accept(&self, positions: &[&Position]) -> Vec<Settled> {
+        let mut state = lock(&self.state);
+        let State { assignment, uncommitted, .. } = &mut *state;
+        let mut advances = BTreeMap::new();
+        let mut settled = Vec::with_capacity(positions.len());
+        for position in positions {
+            let id = assignment.id_of(position);
+            if let Some(id) = id
+                && let Some(advance) = assignment.advance(id, position.generation)
+            {
+                let advance = advances.entry(id).or_insert(advance);
+                advance.progress.complete(position.offset);
+            }
+            settled.push(Settled::of(id.is_some()));
+        }
+        assignment.release(positions);
+        uncommitted.extend(advances.keys());
+        let mut may_read_again = false;
+        for advance in advances.into_values() {
+            may_read_again |= assignment.recorded(advance);
+        }
+        drop(state);
+        if may_read_again {
+            self.wakeup.wake();
+        }
+        settled
+    }
+
+    fn hand_out(&self, limit: usize) -> Vec<Fetched> {
+        let mut state = lock(&self.state);
+        state.used_at = Instant::now();
+        let State { assignment, buffer, buffered_bytes, .. } = &mut *state;
+        let mut fetched = Vec::new();
+        let mut kept = VecDeque::new();
+        while fetched.len() < limit
+            && let Some(record) = buffer.pop_front()
+        {
+            if !assignment.contains(record.partition_id, record.generation) {
+                *buffered_bytes -= record.size();
+                continue;
+            }
+            if assignment.is_paused(record.partition_id) {
+                kept.push_back(record);
+                continue;
+            }
+            *buffered_bytes -= record.size();
+            if let Some(position) = assignment.hand_out(record.partition_id, record.offset) {
+                let Buffered { key, value, headers, damage, .. } = record;
+                fetched.push(Fetched { position, key, value, headers, damage });
+            }
+        }
+        // The records of paused partitions come first again, in their order.
+        kept.append(buffer);
+        *buffer = kept;
+        fetched
+    }
+}
+
+#[async_trait]
+impl Consumer for GroupConsumer {
+    async fn fetch(&self, limit: usize) -> Result<Vec<Fetched>, StoreError> {
+        let fetched = self.shared.hand_out(limit);
+        Ok(fetched)
+    }
+
+    async fn ack(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
+        Ok(self.shared.accept(positions))
+    }
+
+    async fn flush(&self) -> Result<(), StoreError> {
+        self.call("commit to Kafka", Command::Flush).await
+    }
+
+    fn release(&self, positions: &[&Position]) {
+        lock(&self.shared.state).assignment.release(positions);
+    }
+
+    fn may_start(&self, position: &Position) -> bool {
+        lock(&self.shared.state).assignment.may_start(position)
+    }
+
+    async fn renew(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
+        let are_held = || {
+            let mut state = lock(&self.shared.state);
+            state.used_at = Instant::now();
+            positions.iter().map(|position| Settled::of(state.assignment.id_of(position).is_some())).collect()
+        };
+        let held: Vec<Settled> = are_held();
+        if held.contains(&Settled::Applied) {
+            self.call("confirm the membership of a Kafka group", Command::Renew).await?;
+            return Ok(are_held());
+        }
+        Ok(held)
+    }
+
+    async fn close(&self) -> Result<(), StoreError> {
+        if lock(&self.shared.state).is_closed {
+            return Ok(());
+        }
+        self.call("leave a Kafka group", Command::Close).await
+    }
+
+    fn lease(&self) -> Duration {
+        self.lease
+    }
+
+    fn wakeup(&self) -> &Wakeup {
+        &self.shared.wakeup
+    }
+
+    fn revocations(&self) -> &Wakeup {
+        &self.shared.revocations
+    }
+}

@@ -1,0 +1,43 @@
+use std::sync::Arc;
+
+use posthaste_core::bus::PublishError;
+use posthaste_core::{FaultKind, StoreError};
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+
+pub(crate) fn failed(doing: &str, error: impl std::error::Error + Send + Sync + 'static) -> StoreError {
+    StoreError::new(doing, FaultKind::Transient, error)
+}
+
+/// The error of one record: refused for good, or not accepted now.
+pub(crate) fn publish_error(error: &KafkaError) -> PublishError {
+    match error.rdkafka_error_code() {
+        Some(code) if is_refusal(code) => PublishError::Refused { reason: code.to_string() },
+        _ => unavailable(error.clone()),
+    }
+}
+
+pub(crate) fn unavailable(error: impl std::error::Error + Send + Sync + 'static) -> PublishError {
+    PublishError::Unavailable(Arc::new(failed("publish to Kafka", error)))
+}
+
+fn is_refusal(code: RDKafkaErrorCode) -> bool {
+    matches!(
+        code,
+        RDKafkaErrorCode::MessageSizeTooLarge
+            | RDKafkaErrorCode::InvalidMessageSize
+            | RDKafkaErrorCode::InvalidRecord
+            | RDKafkaErrorCode::InvalidTopic
+            | RDKafkaErrorCode::PolicyViolation
+    )
+}
+
+/// True if a commit failed because the group is being rebalanced. It is repeated after the next assignment.
+pub(crate) fn is_rebalance(code: RDKafkaErrorCode) -> bool {
+    matches!(
+        code,
+        RDKafkaErrorCode::IllegalGeneration
+            | RDKafkaErrorCode::RebalanceInProgress
+            | RDKafkaErrorCode::UnknownMemberId
+            | RDKafkaErrorCode::StaleMemberEpoch
+    )
+}

@@ -1,0 +1,69 @@
+//! The bus on Kafka.
+//!
+//! [`KafkaBus`] implements [`Bus`](posthaste_core::bus::Bus) by librdkafka. A producer is shared by all publishers
+//! (`producer.rs`). Each consumer has a thread of its own, which polls the client, assigns partitions and commits
+//! (`poller.rs`); the handle that the engine uses shares its state (`consumer.rs`).
+//!
+//! A commit carries the watermark of a partition, and the offsets above it that are done as the text of the commit's
+//! metadata (`commit.rs`).
+
+mod commit;
+mod consumer;
+mod context;
+mod errors;
+mod options;
+mod poller;
+mod producer;
+mod topics;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use posthaste_core::StoreError;
+use posthaste_core::bus::{Bus, Consumer, PublishError, Record, Topics};
+
+use consumer::GroupConsumer;
+use errors::failed;
+use producer::Producer;
+use topics::TopicCreator;
+
+pub use options::{KafkaOptions, OptionsError};
+
+/// The bus on a Kafka cluster.
+#[derive(Clone)]
+pub struct KafkaBus(Arc<Inner>);
+
+struct Inner {
+    options: KafkaOptions,
+    producer: Producer,
+    topics: Arc<TopicCreator>,
+}
+
+impl KafkaBus {
+    /// A bus on the cluster that the options name. The cluster is contacted when the bus is used.
+    pub fn new(options: KafkaOptions) -> Result<Self, StoreError> {
+        let doing = "create a Kafka client";
+        let topics = TopicCreator::new(&options).map_err(|error| failed(doing, error))?;
+        let producer = Producer::new(&options).map_err(|error| failed(doing, error))?;
+        Ok(Self(Arc::new(Inner { options, producer, topics: Arc::new(topics) })))
+    }
+}
+
+#[async_trait]
+impl Bus for KafkaBus {
+    async fn publish(&self, records: Vec<Record>) -> Vec<Result<(), PublishError>> {
+        let topics = records.iter().map(|record| Arc::clone(&record.topic)).collect();
+        let partitions = self.0.topics.partitions_of(topics).await;
+        self.0.producer.publish(records, &partitions, &self.0.topics).await
+    }
+
+    async fn subscribe(&self, group: &str, topics: Topics) -> Result<Box<dyn Consumer>, StoreError> {
+        if let Topics::Named(names) = &topics {
+            let names = names.iter().map(|name| name.as_str().into()).collect();
+            for partitions in self.0.topics.partitions_of(names).await.into_values() {
+                partitions.map_err(|error| failed("create a topic", error))?;
+            }
+        }
+        Ok(Box::new(GroupConsumer::join(&self.0.options, group, &topics).await?))
+    }
+}

@@ -1,0 +1,157 @@
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use posthaste_core::bus::MAX_RECORD;
+use rdkafka::ClientConfig;
+
+/// Settings that the bus relies on. They cannot be passed through.
+const OWN_SETTINGS: [&str; 8] = [
+    "auto.offset.reset",
+    "bootstrap.servers",
+    "enable.auto.commit",
+    "enable.auto.offset.store",
+    "enable.idempotence",
+    "group.id",
+    "message.max.bytes",
+    "partition.assignment.strategy",
+];
+/// Room for what the protocol adds to a record.
+const RECORD_OVERHEAD: usize = 64 * 1024;
+
+/// How a Kafka cluster is used.
+#[derive(Clone, Debug)]
+pub struct KafkaOptions {
+    /// The brokers to contact first, as host:port.
+    pub brokers: Vec<String>,
+    /// The partitions of a new topic; existing topics keep theirs.
+    pub partitions: u32,
+    /// On how many brokers a new topic is stored.
+    pub replication: u32,
+    /// How long a new topic keeps its records; `None`: as the cluster's default says.
+    pub retention: Option<Duration>,
+    /// Which replicas must have a record before its publish is acked: all, 1 or 0.
+    pub acks: String,
+    /// The compression of published records: none, gzip, snappy, lz4 or zstd.
+    pub compression: String,
+    /// A consumer that the cluster has not heard of for this long loses its partitions.
+    pub session_timeout: Duration,
+    /// A consumer that is not used for this long leaves its group.
+    pub lease: Duration,
+    /// How long a consumer that gives up a partition to another one waits for the records in flight.
+    pub revoke_timeout: Duration,
+    /// More settings of the client library, by the names in its documentation.
+    pub client: BTreeMap<String, String>,
+}
+
+/// A setting of the client library that cannot be passed through.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name} is set by posthaste itself: remove it")]
+pub struct OptionsError {
+    /// The name of the setting.
+    pub name: String,
+}
+
+impl Default for KafkaOptions {
+    fn default() -> Self {
+        Self {
+            brokers: vec!["127.0.0.1:9092".to_owned()],
+            partitions: 6,
+            replication: 3,
+            retention: None,
+            acks: "all".to_owned(),
+            compression: "lz4".to_owned(),
+            session_timeout: Duration::from_secs(10),
+            lease: Duration::from_secs(30),
+            revoke_timeout: Duration::from_secs(60),
+            client: BTreeMap::new(),
+        }
+    }
+}
+
+impl KafkaOptions {
+    /// Refuses settings of the client library that the bus sets itself.
+    pub fn validate(&self) -> Result<(), OptionsError> {
+        let own = self.client.keys().find(|name| OWN_SETTINGS.contains(&name.as_str()));
+        own.map_or(Ok(()), |name| Err(OptionsError { name: name.clone() }))
+    }
+
+    /// How long a consumer certainly keeps its partitions after the cluster has heard of it.
+    pub(crate) fn lease(&self) -> Duration {
+        self.lease.min(self.session_timeout)
+    }
+
+    /// The largest message, with what the protocol adds to a record.
+    pub(crate) fn max_message(&self) -> String {
+        (MAX_RECORD + RECORD_OVERHEAD).to_string()
+    }
+
+    /// What every client needs.
+    fn client_config(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        config.set("client.id", "posthaste").set("socket.keepalive.enable", "true");
+        config.set("reconnect.backoff.max.ms", "2000");
+        for (name, value) in &self.client {
+            config.set(name, value);
+        }
+        config.set("bootstrap.servers", self.brokers.join(","));
+        config.set("message.max.bytes", self.max_message());
+        config
+    }
+
+    pub(crate) fn admin_config(&self) -> ClientConfig {
+        self.client_config()
+    }
+
+    pub(crate) fn producer_config(&self) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        config.set("linger.ms", "2").set("batch.size", "1000000").set("compression.type", &self.compression);
+        config.set("queue.buffering.max.messages", "100000").set("queue.buffering.max.kbytes", "131072");
+        // A publish gets its answer before the lease of the rows that it publishes ends.
+        config.set("delivery.timeout.ms", "20000").set("request.timeout.ms", "10000");
+        extend(&mut config, self.client_config());
+        let is_idempotent = self.acks == "all" || self.acks == "-1";
+        config.set("acks", &self.acks).set("enable.idempotence", is_idempotent.to_string());
+        config
+    }
+
+    pub(crate) fn consumer_config(&self, group: &str) -> ClientConfig {
+        let mut config = ClientConfig::new();
+        // The client reads ahead: at least this many records, at most so many kilobytes.
+        config.set("queued.min.messages", "1000").set("queued.max.messages.kbytes", "16384");
+        config.set("socket.timeout.ms", "10000").set("fetch.wait.max.ms", "100").set("fetch.error.backoff.ms", "100");
+        config.set("topic.metadata.refresh.interval.ms", "2000").set("topic.metadata.propagation.max.ms", "5000");
+        let heartbeat = (self.session_timeout / 5).clamp(Duration::from_millis(50), Duration::from_secs(3));
+        config.set("session.timeout.ms", self.session_timeout.as_millis().to_string());
+        config.set("heartbeat.interval.ms", heartbeat.as_millis().to_string());
+        extend(&mut config, self.client_config());
+        config.set("group.id", group).set("partition.assignment.strategy", "cooperative-sticky");
+        config.set("enable.auto.commit", "false").set("enable.auto.offset.store", "false");
+        config.set("enable.partition.eof", "false").set("allow.auto.create.topics", "false");
+        // The position is always known when a partition is assigned. If it is lost later, that is an error.
+        config.set("auto.offset.reset", "error");
+        config
+    }
+}
+
+fn extend(config: &mut ClientConfig, other: ClientConfig) {
+    for (name, value) in other.config_map() {
+        config.set(name, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn client_settings_are_passed_through_except_those_of_the_bus() {
+        let client = [("linger.ms", "7"), ("security.protocol", "sasl_ssl")];
+        let client = client.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let options = KafkaOptions { client, ..KafkaOptions::default() };
+        assert_eq!(options.validate(), Ok(()));
+        assert_eq!(options.producer_config().get("linger.ms"), Some("7"));
+        assert_eq!(options.consumer_config("g").get("security.protocol"), Some("sasl_ssl"));
+        let options = KafkaOptions { client: [("group.id".to_owned(), "x".to_owned())].into(), ..options };
+        assert!(options.validate().unwrap_err().to_string().starts_with("group.id"));
+    }
+}

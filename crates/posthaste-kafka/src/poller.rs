@@ -1,0 +1,553 @@
+//! The thread that polls the client of one consumer.
+//!
+//! All calls of the client come from this thread: it reads records into the buffer, answers rebalances, and commits.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant, SystemTime};
+
+use bytes::Bytes;
+use posthaste_core::bus::{AssignedPartition, Topics};
+use posthaste_core::{Progress, StoreError, lock};
+use rdkafka::TopicPartitionList;
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
+use rdkafka::message::{BorrowedMessage, Headers, Message};
+use rdkafka::topic_partition_list::Offset;
+
+use crate::commit;
+use crate::consumer::{Answer, Buffered, Command, Shared};
+use crate::context::{Event, EventContext};
+use crate::errors::{failed, is_rebalance};
+use crate::options::KafkaOptions;
+
+/// The longest time that a poll waits for a record, and so the delay of a command.
+const POLL: Duration = Duration::from_millis(20);
+/// How many records are read before commands and commits have their turn.
+const READ_AT_ONCE: usize = 500;
+/// Acks are durable within 100 ms.
+const COMMIT_INTERVAL: Duration = Duration::from_millis(50);
+/// How long a call of the cluster may take.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// While this much waits in the buffer, no more is read.
+const MAX_BUFFERED: usize = 4_000;
+const MAX_BUFFERED_BYTES: usize = 32 * 1024 * 1024;
+const COMMITTING: &str = "commit to Kafka";
+
+type TopicPartition = (String, i32);
+
+/// Starts the thread of a consumer.
+pub(crate) fn start(
+    options: &KafkaOptions,
+    topics: &Topics,
+    shared: Arc<Shared>,
+    commands: mpsc::Receiver<Command>,
+) -> Result<(), StoreError> {
+    const DOING: &str = "join a Kafka group";
+    let consumer: BaseConsumer<EventContext> = options
+        .consumer_config(&shared.group)
+        .create_with_context(EventContext::default())
+        .map_err(|error| failed(DOING, error))?;
+    let pattern;
+    let names: Vec<&str> = match topics {
+        Topics::Named(names) => names.iter().map(String::as_str).collect(),
+        Topics::Prefix(prefix) => {
+            pattern = format!("^{}.*", prefix.replace('.', "\\."));
+            vec![&pattern]
+        }
+    };
+    consumer.subscribe(&names).map_err(|error| failed(DOING, error))?;
+    let topics = names.into_iter().map(str::to_owned).collect();
+    let poller = Poller {
+        consumer,
+        commands,
+        topics,
+        lease: options.lease(),
+        has_left: false,
+        revoke_timeout: options.revoke_timeout,
+        ids: HashMap::new(),
+        names: Vec::new(),
+        generation: generation(),
+        assigning: None,
+        revoking: None,
+        committed_at: Instant::now(),
+        flushing: Vec::new(),
+        paused: BTreeSet::new(),
+        is_away: false,
+        shared,
+    };
+    let name = format!("kafka-{}", poller.shared.group);
+    std::thread::Builder::new().name(name).spawn(move || poller.run()).map_err(|error| failed(DOING, error))?;
+    Ok(())
+}
+
+struct Poller {
+    consumer: BaseConsumer<EventContext>,
+    shared: Arc<Shared>,
+    commands: mpsc::Receiver<Command>,
+    topics: Vec<String>,
+    lease: Duration,
+    /// The consumer was not used for longer than a lease, and has left the group.
+    has_left: bool,
+    revoke_timeout: Duration,
+    /// The ids that the assignment uses for partitions, and back.
+    ids: HashMap<TopicPartition, i64>,
+    names: Vec<TopicPartition>,
+    /// Rises with every assigned partition.
+    generation: i64,
+    /// Partitions that the cluster has assigned, and whose positions are not known yet.
+    assigning: Option<Vec<TopicPartition>>,
+    /// Partitions that the cluster has revoked, and that are given up when nothing of them is in flight.
+    revoking: Option<Vec<TopicPartition>>,
+    committed_at: Instant,
+    /// Calls that wait for a commit of everything that was acked before them.
+    flushing: Vec<Answer>,
+    /// Partitions of which the client reads nothing now.
+    paused: BTreeSet<i64>,
+    /// The cluster is out of reach.
+    is_away: bool,
+}
+
+impl Poller {
+    fn run(mut self) {
+        loop {
+            self.poll();
+            self.finish_assignment();
+            self.finish_revocation();
+            self.handle_events();
+            match self.handle_commands() {
+                Some(Closing::Answer(answer)) => return self.close(Some(answer)),
+                Some(Closing::Dropped) => return self.close(None),
+                None => {}
+            }
+            self.leave_if_unused();
+            self.commit_if_due();
+            self.pause_and_resume();
+        }
+    }
+
+    /// Reads the records that are there.
+    fn poll(&mut self) {
+        let mut read = Vec::new();
+        for _ in 0..READ_AT_ONCE {
+            let wait = if read.is_empty() { POLL } else { Duration::ZERO };
+            match self.consumer.poll(wait) {
+                None => break,
+                Some(Ok(message)) => read.extend(
+                    self.ids.get(&(message.topic().to_owned(), message.partition())).map(|id| (*id, record(&message))),
+                ),
+                Some(Err(error)) => {
+                    self.is_away = reported(&self.shared.group, &error, self.is_away);
+                    break;
+                }
+            }
+        }
+        if read.is_empty() {
+            return;
+        }
+        self.is_away = false;
+        let mut state = lock(&self.shared.state);
+        for (partition_id, mut record) in read {
+            // A record that was on its way when its partition was revoked belongs to nobody.
+            let Some(generation) = state.assignment.generation_of(partition_id) else { continue };
+            (record.partition_id, record.generation) = (partition_id, generation);
+            state.buffered_bytes += record.size();
+            state.buffer.push_back(record);
+        }
+        drop(state);
+        self.shared.wakeup.wake();
+    }
+
+    fn handle_events(&mut self) {
+        // The next rebalance is handled when the previous one is finished.
+        while self.assigning.is_none() && self.revoking.is_none() {
+            match self.consumer.context().next() {
+                None => return,
+                Some(Event::Assigned(partitions)) => self.assigning = Some(partitions),
+                Some(Event::Revoked(partitions)) => self.begin_revocation(partitions),
+            }
+            self.finish_assignment();
+            self.finish_revocation();
+        }
+    }
+
+    /// Reads the positions of partitions that were assigned, and starts to read them.
+    fn finish_assignment(&mut self) {
+        let Some(partitions) = self.assigning.take() else { return };
+        if let Err(error) = self.assign(&partitions) {
+            tracing::warn!(group = self.shared.group, %error, "failed to read the positions of a group; trying again");
+            self.assigning = Some(partitions);
+        }
+    }
+
+    fn assign(&mut self, partitions: &[TopicPartition]) -> KafkaResult<()> {
+        let positions = self.positions(partitions)?;
+        let mut list = TopicPartitionList::new();
+        let mut lost = TopicPartitionList::new();
+        for (partition, position) in &positions {
+            let (topic, number) = partition;
+            match position.is_lost() {
+                true => {
+                    list.add_partition_offset(topic, *number, Offset::End)?;
+                    lost.add_partition(topic, *number);
+                }
+                false => list.add_partition_offset(topic, *number, Offset::Offset(position.progress.watermark()))?,
+            }
+        }
+        self.consumer.incremental_assign(&list)?;
+        if lost.count() > 0 {
+            self.consumer.pause(&lost)?;
+        }
+        tracing::debug!(group = self.shared.group, ?partitions, "partitions were assigned");
+        let mut state = lock(&self.shared.state);
+        for (partition, position) in positions {
+            let next = self.names.len() as i64;
+            let id = *self.ids.entry(partition.clone()).or_insert(next);
+            if id == next {
+                self.names.push(partition.clone());
+            }
+            self.generation += 1;
+            let (is_lost, is_new) = (position.is_lost(), position.is_new);
+            let Position { progress, first, next, .. } = position;
+            let assigned = AssignedPartition::new(partition.0, partition.1 as u32, self.generation, progress);
+            let assigned = if is_lost { assigned.position_lost(&self.shared.group, first, next) } else { assigned };
+            // The cluster says when the partition is revoked, so the lease itself has no end.
+            state.assignment.insert(id, assigned, tokio::time::Instant::now());
+            if is_new {
+                // From now on the group has a position, and a lost one is an error.
+                state.uncommitted.insert(id);
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the group continues in each partition.
+    fn positions(&self, partitions: &[TopicPartition]) -> KafkaResult<Vec<(TopicPartition, Position)>> {
+        if partitions.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut list = TopicPartitionList::new();
+        partitions.iter().for_each(|(topic, partition)| _ = list.add_partition(topic, *partition));
+        let firsts = self.offsets(&mut list, Offset::Beginning)?;
+        let nexts = self.offsets(&mut list, Offset::End)?;
+        list.set_all_offsets(Offset::Invalid)?;
+        let committed = self.consumer.committed_offsets(list, TIMEOUT)?;
+        let mut positions = Vec::with_capacity(partitions.len());
+        for element in committed.elements() {
+            element.error()?;
+            let partition = (element.topic().to_owned(), element.partition());
+            let (first, next) = (firsts[&partition], nexts[&partition]);
+            let progress = commit::progress(element.offset(), element.metadata());
+            let is_new = progress.is_none();
+            let progress = progress.unwrap_or_else(|| Progress::at(first));
+            positions.push((partition, Position { progress, first, next, is_new }));
+        }
+        Ok(positions)
+    }
+
+    /// The first or the next offset of each partition.
+    fn offsets(&self, list: &mut TopicPartitionList, at: Offset) -> KafkaResult<BTreeMap<TopicPartition, i64>> {
+        list.set_all_offsets(at)?;
+        let mut offsets = BTreeMap::new();
+        for element in self.consumer.offsets_for_times(list.clone(), TIMEOUT)?.elements() {
+            element.error()?;
+            let (first, next) = match element.offset() {
+                Offset::Offset(offset) => (offset, offset),
+                // The client answers with the end if the partition is empty.
+                _ => self.consumer.fetch_watermarks(element.topic(), element.partition(), TIMEOUT)?,
+            };
+            let offset = if at == Offset::Beginning { first } else { next };
+            offsets.insert((element.topic().to_owned(), element.partition()), offset);
+        }
+        Ok(offsets)
+    }
+
+    fn begin_revocation(&mut self, partitions: Vec<TopicPartition>) {
+        tracing::debug!(group = self.shared.group, ?partitions, "partitions were revoked");
+        let ids = self.ids_of(&partitions);
+        lock(&self.shared.state).assignment.revoke(&ids, tokio::time::Instant::now() + self.revoke_timeout);
+        self.revoking = Some(partitions);
+        self.shared.revocations.wake();
+    }
+
+    /// Gives up revoked partitions when nothing of them is in flight any more, or their time is over.
+    fn finish_revocation(&mut self) {
+        let Some(partitions) = self.revoking.take() else { return };
+        let ids: BTreeSet<i64> = self.ids_of(&partitions).into_iter().collect();
+        let is_lost = self.consumer.assignment_lost();
+        if !is_lost {
+            let drained = lock(&self.shared.state).assignment.drained(tokio::time::Instant::now()).0;
+            if !ids.iter().all(|id| drained.contains(id) || !lock(&self.shared.state).assignment.has(*id)) {
+                self.revoking = Some(partitions);
+                return;
+            }
+            self.commit_before_revocation(&ids);
+        }
+        tracing::debug!(group = self.shared.group, ?partitions, is_lost, "revoked partitions are given up");
+        let had_records_in_flight = {
+            let mut state = lock(&self.shared.state);
+            state.uncommitted.retain(|id| !ids.contains(id));
+            state.assignment.retain(|id| !ids.contains(&id))
+        };
+        // Otherwise the client would still pause a partition that it gets again later. It must not be resumed then: the
+        // client could skip records.
+        let paused: Vec<_> = self.paused.intersection(&ids).map(|id| self.names[*id as usize].clone()).collect();
+        if !paused.is_empty()
+            && let Err(error) = self.consumer.resume(&self.list(&paused))
+        {
+            tracing::warn!(group = self.shared.group, %error, "failed to resume revoked partitions");
+        }
+        self.paused.retain(|id| !ids.contains(id));
+        if had_records_in_flight {
+            self.shared.revocations.wake();
+        }
+        if let Err(error) = self.consumer.incremental_unassign(&self.list(&partitions)) {
+            tracing::warn!(group = self.shared.group, %error, "failed to give up partitions");
+        }
+    }
+
+    /// What is acked is committed before another consumer reads the partitions.
+    fn commit_before_revocation(&mut self, ids: &BTreeSet<i64>) {
+        let uncommitted = lock(&self.shared.state).uncommitted.intersection(ids).copied().collect();
+        if let Err(error) = self.commit(&uncommitted) {
+            tracing::warn!(group = self.shared.group, %error, "a commit failed before a rebalance: deliveries repeat");
+        }
+    }
+
+    /// The client tells the cluster that this consumer lives, even if nobody uses it any more. After a lease without use
+    /// it leaves the group, so that others read its partitions. It joins again when it is used.
+    fn leave_if_unused(&mut self) {
+        let is_used = lock(&self.shared.state).used_at.elapsed() < self.lease;
+        match (is_used, self.has_left) {
+            (false, false) => {
+                let (group, lease) = (&self.shared.group, self.lease);
+                tracing::warn!(
+                    group,
+                    ?lease,
+                    "the consumer was not used for longer than its lease: it leaves the group"
+                );
+                let uncommitted = std::mem::take(&mut lock(&self.shared.state).uncommitted);
+                if let Err(error) = self.commit(&uncommitted) {
+                    tracing::warn!(group, %error, "a commit failed before a consumer left: deliveries repeat");
+                }
+                lock(&self.shared.state).assignment.retain(|_| false);
+                self.shared.revocations.wake();
+                self.consumer.unsubscribe();
+                self.has_left = true;
+            }
+            (true, true) => {
+                let topics: Vec<&str> = self.topics.iter().map(String::as_str).collect();
+                match self.consumer.subscribe(&topics) {
+                    Ok(()) => self.has_left = false,
+                    Err(error) => tracing::warn!(group = self.shared.group, %error, "failed to join a group again"),
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns why the consumer is to be closed, if it is.
+    fn handle_commands(&mut self) -> Option<Closing> {
+        loop {
+            match self.commands.try_recv() {
+                Ok(Command::Flush(answer) | Command::Renew(answer)) => self.flushing.push(answer),
+                Ok(Command::Close(answer)) => return Some(Closing::Answer(answer)),
+                Err(mpsc::TryRecvError::Empty) => return None,
+                Err(mpsc::TryRecvError::Disconnected) => return Some(Closing::Dropped),
+            }
+        }
+    }
+
+    /// Commits what is acked. Between the revocation of partitions and the next assignment, a commit could fail or start
+    /// another rebalance.
+    fn commit_if_due(&mut self) {
+        let is_rebalancing = self.assigning.is_some() || self.revoking.is_some();
+        let is_due = !self.flushing.is_empty() || self.committed_at.elapsed() >= COMMIT_INTERVAL;
+        if is_rebalancing || !is_due {
+            return;
+        }
+        self.committed_at = Instant::now();
+        let partitions = {
+            let mut state = lock(&self.shared.state);
+            let mut partitions = std::mem::take(&mut state.uncommitted);
+            if partitions.is_empty() && !self.flushing.is_empty() {
+                // A commit of any partition shows that this consumer is still a member.
+                partitions.extend(state.assignment.ids().next());
+            }
+            partitions
+        };
+        let result = self.commit(&partitions);
+        if let Err(error) = &result {
+            let mut state = lock(&self.shared.state);
+            let owned: Vec<i64> = partitions.into_iter().filter(|id| state.assignment.has(*id)).collect();
+            state.uncommitted.extend(owned);
+            if error.rdkafka_error_code().is_some_and(is_rebalance) {
+                // The group is being rebalanced. The next commit shows if this consumer is still a member.
+                return;
+            }
+            tracing::warn!(group = self.shared.group, %error, "a commit failed; trying again");
+        }
+        for answer in self.flushing.drain(..) {
+            // The caller may have stopped to wait.
+            let _ = answer.send(result.clone().map_err(|error| failed(COMMITTING, error)));
+        }
+    }
+
+    fn commit(&self, partitions: &BTreeSet<i64>) -> KafkaResult<()> {
+        let list = self.progress_of(partitions);
+        match list.count() {
+            0 => Ok(()),
+            // A commit without an answer would not tell if it is durable.
+            _ => self.consumer.commit(&list, CommitMode::Sync),
+        }
+    }
+
+    /// The position of each partition, as a commit says it.
+    fn progress_of(&self, partitions: &BTreeSet<i64>) -> TopicPartitionList {
+        let state = lock(&self.shared.state);
+        let mut list = TopicPartitionList::new();
+        for id in partitions {
+            let (Some(progress), Some((topic, partition))) =
+                (state.assignment.progress_of(*id), self.names.get(*id as usize))
+            else {
+                continue;
+            };
+            let mut element = list.add_partition(topic, *partition);
+            element.set_metadata(commit::metadata(progress));
+            if let Err(error) = element.set_offset(Offset::Offset(progress.watermark())) {
+                tracing::error!(%error, "a position cannot be committed");
+            }
+        }
+        list
+    }
+
+    /// Stops to read while the buffer is full, and partitions whose completed set is too long.
+    fn pause_and_resume(&mut self) {
+        let to_pause: BTreeSet<i64> = {
+            let state = lock(&self.shared.state);
+            let is_full = state.buffer.len() >= MAX_BUFFERED || state.buffered_bytes >= MAX_BUFFERED_BYTES;
+            let was_full = !self.paused.is_empty()
+                && (state.buffer.len() >= MAX_BUFFERED / 2 || state.buffered_bytes >= MAX_BUFFERED_BYTES / 2);
+            match is_full || was_full {
+                true => state.assignment.ids().collect(),
+                false => state.assignment.unreadable().collect(),
+            }
+        };
+        let owned = |id: &&i64| lock(&self.shared.state).assignment.has(**id);
+        let pause: Vec<_> = to_pause.difference(&self.paused).map(|id| self.names[*id as usize].clone()).collect();
+        let resume: Vec<_> =
+            self.paused.difference(&to_pause).filter(owned).map(|id| self.names[*id as usize].clone()).collect();
+        let changed = if pause.is_empty() { Ok(()) } else { self.consumer.pause(&self.list(&pause)) };
+        let changed = changed.and_then(|()| match resume.is_empty() {
+            true => Ok(()),
+            false => self.consumer.resume(&self.list(&resume)),
+        });
+        match changed {
+            Ok(()) => self.paused = to_pause,
+            Err(error) => tracing::warn!(group = self.shared.group, %error, "failed to pause or resume partitions"),
+        }
+    }
+
+    fn close(mut self, answer: Option<Answer>) {
+        let uncommitted = {
+            let mut state = lock(&self.shared.state);
+            state.is_closed = true;
+            std::mem::take(&mut state.uncommitted)
+        };
+        let committed = self.commit(&uncommitted);
+        lock(&self.shared.state).assignment.retain(|_| false);
+        self.shared.revocations.wake();
+        self.consumer.context().close();
+        // A rebalance that was not answered would keep the consumer from closing.
+        if let Some(partitions) = self.revoking.take() {
+            let _ = self.consumer.incremental_unassign(&self.list(&partitions));
+        }
+        if self.assigning.take().is_some() {
+            let _ = self.consumer.incremental_assign(&TopicPartitionList::new());
+        }
+        drop(self.consumer);
+        if let Some(answer) = answer {
+            let _ = answer.send(committed.map_err(|error| failed(COMMITTING, error)));
+        }
+    }
+
+    fn ids_of(&self, partitions: &[TopicPartition]) -> Vec<i64> {
+        partitions.iter().filter_map(|partition| self.ids.get(partition).copied()).collect()
+    }
+
+    fn list(&self, partitions: &[TopicPartition]) -> TopicPartitionList {
+        let mut list = TopicPartitionList::with_capacity(partitions.len());
+        partitions.iter().for_each(|(topic, partition)| _ = list.add_partition(topic, *partition));
+        list
+    }
+}
+
+/// The first generation of a consumer. It is later than those of the consumers that read the partitions before.
+fn generation() -> i64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(now.as_micros()).unwrap_or(i64::MAX / 2)
+}
+
+/// Why a consumer is closed.
+enum Closing {
+    Answer(Answer),
+    /// Its handle was dropped.
+    Dropped,
+}
+
+/// Where a group continues in a partition.
+struct Position {
+    progress: Progress,
+    /// The first offset that exists, and the next one.
+    first: i64,
+    next: i64,
+    /// The group has never committed a position.
+    is_new: bool,
+}
+
+impl Position {
+    fn is_lost(&self) -> bool {
+        !(self.first..=self.next).contains(&self.progress.watermark())
+    }
+}
+
+fn record(message: &BorrowedMessage<'_>) -> Buffered {
+    let (mut headers, mut damage) = (Vec::new(), None);
+    for header in message.headers().into_iter().flat_map(|headers| headers.iter()) {
+        match std::str::from_utf8(header.value.unwrap_or_default()) {
+            Ok(value) => headers.push((header.key.to_owned(), value.to_owned())),
+            // Headers of other programs may be bytes. Nothing here depends on them.
+            Err(_) => headers
+                .push((header.key.to_owned(), String::from_utf8_lossy(header.value.unwrap_or_default()).into_owned())),
+        }
+    }
+    let key = match std::str::from_utf8(message.key().unwrap_or_default()) {
+        Ok(key) => key.to_owned(),
+        Err(error) => {
+            damage = Some(format!("the key is not text: {error}"));
+            String::from_utf8_lossy(message.key().unwrap_or_default()).into_owned()
+        }
+    };
+    let value = Bytes::copy_from_slice(message.payload().unwrap_or_default());
+    Buffered { partition_id: 0, generation: 0, offset: message.offset(), key, value, headers, damage }
+}
+
+/// Reports an error of a poll, once per change. Returns true if the cluster is out of reach.
+fn reported(group: &str, error: &KafkaError, was_away: bool) -> bool {
+    let code = error.rdkafka_error_code();
+    let is_away = matches!(
+        code,
+        Some(
+            RDKafkaErrorCode::AllBrokersDown
+                | RDKafkaErrorCode::BrokerTransportFailure
+                | RDKafkaErrorCode::OperationTimedOut
+                | RDKafkaErrorCode::Resolve
+        )
+    );
+    match is_away {
+        true if was_away => {}
+        true => tracing::warn!(group, %error, "Kafka is out of reach"),
+        false => tracing::warn!(group, %error, "the Kafka consumer reports an error"),
+    }
+    was_away || is_away
+}

@@ -1,0 +1,178 @@
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use posthaste_core::bus::{PublishError, Record};
+use posthaste_core::lock;
+use rdkafka::ClientContext;
+use rdkafka::config::RDKafkaLogLevel;
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
+use rdkafka::message::{Header, Message, OwnedHeaders};
+use rdkafka::producer::{BaseRecord, DeliveryResult, Producer as _, ProducerContext, ThreadedProducer};
+use tokio::sync::Notify;
+
+use crate::context::{log, log_error};
+use crate::errors::publish_error;
+use crate::options::KafkaOptions;
+use crate::topics::TopicCreator;
+
+/// How long a publish waits for room when the queue of the client is full.
+const FULL_PAUSE: Duration = Duration::from_millis(5);
+
+/// The producer of this process. Each publish is one batch, which is answered as a whole.
+pub(crate) struct Producer {
+    options: KafkaOptions,
+    client: Mutex<Arc<ThreadedProducer<Deliveries>>>,
+}
+
+/// The results of one publish.
+struct Batch {
+    results: Mutex<Vec<Result<(), PublishError>>>,
+    /// How many records have no result yet.
+    left: AtomicUsize,
+    done: Notify,
+}
+
+/// A record of a batch that was given to the client.
+pub(crate) struct Sent {
+    batch: Arc<Batch>,
+    index: usize,
+}
+
+impl Batch {
+    fn new(count: usize) -> Arc<Self> {
+        let results = Mutex::new(vec![Ok(()); count]);
+        Arc::new(Self { results, left: AtomicUsize::new(count), done: Notify::new() })
+    }
+
+    fn finish(&self, index: usize, result: Result<(), PublishError>) {
+        if result.is_err() {
+            lock(&self.results)[index] = result;
+        }
+        if self.left.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.done.notify_one();
+        }
+    }
+
+    async fn results(&self) -> Vec<Result<(), PublishError>> {
+        while self.left.load(Ordering::Acquire) > 0 {
+            self.done.notified().await;
+        }
+        std::mem::take(&mut *lock(&self.results))
+    }
+}
+
+/// Receives the results of records from the client.
+pub(crate) struct Deliveries;
+
+impl ClientContext for Deliveries {
+    fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
+        log(level, facility, message);
+    }
+
+    fn error(&self, error: KafkaError, reason: &str) {
+        log_error(&error, reason);
+    }
+}
+
+impl ProducerContext for Deliveries {
+    type DeliveryOpaque = Box<Sent>;
+
+    fn delivery(&self, result: &DeliveryResult<'_>, sent: Box<Sent>) {
+        let result = match result {
+            Ok(_) => Ok(()),
+            Err((error, message)) => {
+                tracing::debug!(topic = message.topic(), %error, "a record was not accepted");
+                Err(publish_error(error))
+            }
+        };
+        sent.batch.finish(sent.index, result);
+    }
+}
+
+impl Producer {
+    pub(crate) fn new(options: &KafkaOptions) -> KafkaResult<Self> {
+        Ok(Self { client: Mutex::new(Arc::new(create(options)?)), options: options.clone() })
+    }
+
+    pub(crate) async fn publish(
+        &self,
+        records: Vec<Record>,
+        partitions: &HashMap<Arc<str>, Result<u32, PublishError>>,
+        topics: &TopicCreator,
+    ) -> Vec<Result<(), PublishError>> {
+        let client = Arc::clone(&lock(&self.client));
+        let batch = Batch::new(records.len());
+        for (index, record) in records.iter().enumerate() {
+            let partition = record.check_size().and_then(|()| match partitions.get(&record.topic) {
+                Some(partitions) => partitions.clone().map(|partitions| (record.route % u64::from(partitions)) as i32),
+                None => Ok(0),
+            });
+            let sent = match partition {
+                Ok(partition) => send(&client, record, partition, Sent { batch: Arc::clone(&batch), index }).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = sent {
+                batch.finish(index, Err(error));
+            }
+        }
+        let results = batch.results().await;
+        for (record, result) in records.iter().zip(&results) {
+            if result.is_err() {
+                // The topic may have been deleted or created anew.
+                topics.forget(&record.topic);
+            }
+        }
+        self.replace_after_fatal_error(&client);
+        results
+    }
+
+    /// An idempotent producer cannot go on after a fatal error, for example when the broker has forgotten it.
+    fn replace_after_fatal_error(&self, failed: &Arc<ThreadedProducer<Deliveries>>) {
+        let Some((code, reason)) = failed.client().fatal_error() else { return };
+        let mut client = lock(&self.client);
+        if !Arc::ptr_eq(&client, failed) {
+            return;
+        }
+        match create(&self.options) {
+            Ok(new) => {
+                tracing::warn!(%code, reason, "the Kafka producer failed for good and was replaced");
+                *client = Arc::new(new);
+            }
+            Err(error) => tracing::error!(%code, reason, %error, "the Kafka producer failed and cannot be replaced"),
+        }
+    }
+}
+
+fn create(options: &KafkaOptions) -> KafkaResult<ThreadedProducer<Deliveries>> {
+    options.producer_config().create_with_context(Deliveries)
+}
+
+/// Gives a record to the client. Waits while the queue of the client is full.
+async fn send(
+    client: &ThreadedProducer<Deliveries>,
+    record: &Record,
+    partition: i32,
+    sent: Sent,
+) -> Result<(), PublishError> {
+    let headers =
+        record.headers.iter().fold(OwnedHeaders::new_with_capacity(record.headers.len()), |headers, header| {
+            headers.insert(Header { key: &header.0, value: Some(&header.1) })
+        });
+    let mut next = BaseRecord::with_opaque_to(&record.topic, Box::new(sent))
+        .partition(partition)
+        .key(&record.key)
+        .payload(&record.value[..])
+        .headers(headers);
+    loop {
+        match client.send(next) {
+            Ok(()) => return Ok(()),
+            Err((KafkaError::MessageProduction(RDKafkaErrorCode::QueueFull), unsent)) => {
+                next = unsent;
+                tokio::time::sleep(FULL_PAUSE).await;
+            }
+            Err((error, _)) => return Err(publish_error(&error)),
+        }
+    }
+}

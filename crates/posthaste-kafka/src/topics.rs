@@ -1,0 +1,122 @@
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use posthaste_core::bus::PublishError;
+use posthaste_core::lock;
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
+
+use crate::context::LoggingContext;
+use crate::errors::{publish_error, unavailable};
+use crate::options::KafkaOptions;
+
+/// How long the cluster may take to create topics, and to describe them.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// A new topic is known to all brokers after a moment.
+const ASK_AGAIN: Duration = Duration::from_millis(20);
+
+/// Creates topics at their first use, and knows how many partitions each has.
+pub(crate) struct TopicCreator {
+    admin: Arc<AdminClient<LoggingContext>>,
+    options: KafkaOptions,
+    known: Mutex<HashMap<Arc<str>, u32>>,
+}
+
+impl TopicCreator {
+    pub(crate) fn new(options: &KafkaOptions) -> KafkaResult<Self> {
+        let admin = options.admin_config().create_with_context(LoggingContext)?;
+        Ok(Self { admin: Arc::new(admin), options: options.clone(), known: Mutex::default() })
+    }
+
+    /// The number of partitions of each topic. Topics that do not exist are created.
+    pub(crate) async fn partitions_of(
+        &self,
+        topics: BTreeSet<Arc<str>>,
+    ) -> HashMap<Arc<str>, Result<u32, PublishError>> {
+        let mut found = HashMap::new();
+        let mut missing = Vec::new();
+        {
+            let known = lock(&self.known);
+            for topic in topics {
+                match known.get(&topic) {
+                    Some(partitions) => _ = found.insert(topic, Ok(*partitions)),
+                    None => missing.push(topic),
+                }
+            }
+        }
+        if !missing.is_empty() {
+            found.extend(self.create(missing).await);
+        }
+        found
+    }
+
+    /// The topic was deleted: it is created again at its next use.
+    pub(crate) fn forget(&self, topic: &str) {
+        lock(&self.known).remove(topic);
+    }
+
+    async fn create(&self, topics: Vec<Arc<str>>) -> Vec<(Arc<str>, Result<u32, PublishError>)> {
+        let max_message = self.options.max_message();
+        let retention = self.options.retention.map(|retention| retention.as_millis().to_string());
+        let retention = retention.as_deref();
+        let new: Vec<NewTopic<'_>> =
+            topics.iter().map(|topic| self.new_topic(topic, &max_message, retention)).collect();
+        let options = AdminOptions::new().request_timeout(Some(TIMEOUT)).operation_timeout(Some(TIMEOUT));
+        let mut refused: HashMap<String, RDKafkaErrorCode> = HashMap::new();
+        match self.admin.create_topics(&new, &options).await {
+            Ok(results) => refused.extend(results.into_iter().filter_map(Result::err)),
+            Err(error) => {
+                return topics.into_iter().map(|topic| (topic, Err(publish_error(&error)))).collect();
+            }
+        }
+        let mut results = Vec::with_capacity(topics.len());
+        for topic in topics {
+            let result = match refused.get(&*topic) {
+                None | Some(RDKafkaErrorCode::TopicAlreadyExists) => self.describe(&topic).await,
+                Some(code) => Err(publish_error(&KafkaError::AdminOp(*code))),
+            };
+            if let Ok(partitions) = &result {
+                lock(&self.known).insert(Arc::clone(&topic), *partitions);
+            }
+            results.push((topic, result));
+        }
+        results
+    }
+
+    fn new_topic<'a>(&self, topic: &'a str, max_message: &'a str, retention: Option<&'a str>) -> NewTopic<'a> {
+        let replication = TopicReplication::Fixed(i32::try_from(self.options.replication).unwrap_or(i32::MAX));
+        let partitions = i32::try_from(self.options.partitions).unwrap_or(i32::MAX);
+        let new = NewTopic::new(topic, partitions, replication).set("max.message.bytes", max_message);
+        match retention {
+            Some(retention) => new.set("retention.ms", retention),
+            None => new,
+        }
+    }
+
+    /// Asks how many partitions a topic has, until the cluster knows it.
+    async fn describe(&self, topic: &Arc<str>) -> Result<u32, PublishError> {
+        let deadline = tokio::time::Instant::now() + TIMEOUT;
+        loop {
+            let (admin, name) = (Arc::clone(&self.admin), Arc::clone(topic));
+            // A blocking call of the client library.
+            let asked = tokio::task::spawn_blocking(move || {
+                let metadata = admin.inner().fetch_metadata(Some(&name), TIMEOUT)?;
+                let found = metadata.topics().iter().find(|found| found.name() == &*name);
+                let is_known = |partition: &rdkafka::metadata::MetadataPartition| partition.leader() >= 0;
+                Ok::<_, KafkaError>(found.map_or(0, |found| match found.partitions().iter().all(is_known) {
+                    true => found.partitions().len(),
+                    false => 0,
+                }))
+            });
+            let partitions = asked.await.map_err(unavailable)?.map_err(|error| publish_error(&error))?;
+            if partitions > 0 {
+                return Ok(u32::try_from(partitions).unwrap_or(u32::MAX));
+            }
+            if tokio::time::Instant::now() > deadline {
+                return Err(publish_error(&KafkaError::AdminOp(RDKafkaErrorCode::UnknownTopicOrPartition)));
+            }
+            tokio::time::sleep(ASK_AGAIN).await;
+        }
+    }
+}
