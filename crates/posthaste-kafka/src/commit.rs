@@ -1,7 +1,11 @@
 //! What a commit says: the watermark of each partition, and the completed set as the text of its metadata.
 
 use posthaste_core::Progress;
+use rdkafka::TopicPartitionList;
+use rdkafka::error::KafkaResult;
 use rdkafka::topic_partition_list::Offset;
+
+use crate::positions::TopicPartition;
 
 /// The longest metadata that a broker accepts by default (`offset.metadata.max.bytes`).
 const MAX_METADATA: usize = 4_096;
@@ -10,8 +14,22 @@ const VERSION: &str = "1 ";
 /// The longest text of a completed set.
 pub(crate) const MAX_COMPLETED_TEXT: usize = MAX_METADATA - VERSION.len();
 
-pub(crate) fn metadata(progress: &Progress) -> String {
+fn metadata(progress: &Progress) -> String {
     format!("{VERSION}{}", progress.encode())
+}
+
+/// A commit that moves one partition to this offset.
+pub(crate) fn at((topic, partition): &TopicPartition, offset: i64) -> KafkaResult<TopicPartitionList> {
+    let mut list = TopicPartitionList::new();
+    add(&mut list, topic, *partition, &Progress::at(offset))?;
+    Ok(list)
+}
+
+/// Adds a partition to a commit.
+pub(crate) fn add(list: &mut TopicPartitionList, topic: &str, partition: i32, progress: &Progress) -> KafkaResult<()> {
+    let mut element = list.add_partition(topic, partition);
+    element.set_metadata(metadata(progress));
+    element.set_offset(Offset::Offset(progress.watermark()))
 }
 
 /// The progress of a committed position; `None` if nothing is committed.

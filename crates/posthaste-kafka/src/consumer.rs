@@ -1,15 +1,17 @@
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use posthaste_core::bus::{Assignment, Consumer, Fetched, Position, Topics};
+use posthaste_core::hub_store::ResetTo;
 use posthaste_core::{FaultKind, Settled, StoreError, Wakeup, lock};
 use tokio::sync::oneshot;
 
 use crate::commit::MAX_COMPLETED_TEXT;
 use crate::options::KafkaOptions;
-use crate::poller;
+use crate::poller::{self, RESETTING};
+use crate::positions::TopicPartition;
 
 /// The answer of the polling thread to a call.
 pub(crate) type Answer = oneshot::Sender<Result<(), StoreError>>;
@@ -20,8 +22,17 @@ pub(crate) enum Command {
     Flush(Answer),
     /// Commit, so that the cluster confirms that this consumer is a member of the group.
     Renew(Answer),
+    /// Move the group to another position in a partition.
+    Reset(Reset),
     /// Commit, and leave the group.
     Close(Answer),
+}
+
+/// An operator wants the group to go on elsewhere in a partition.
+pub(crate) struct Reset {
+    pub(crate) partition: TopicPartition,
+    pub(crate) to: ResetTo,
+    pub(crate) answer: Answer,
 }
 
 /// A record that was read and not handed out yet.
@@ -29,6 +40,8 @@ pub(crate) struct Buffered {
     pub(crate) partition_id: i64,
     pub(crate) generation: i64,
     pub(crate) offset: i64,
+    /// When it was appended, in milliseconds since 1970.
+    pub(crate) appended_at: i64,
     pub(crate) key: String,
     pub(crate) value: bytes::Bytes,
     pub(crate) headers: Vec<(String, String)>,
@@ -53,6 +66,8 @@ pub(crate) struct State {
     pub(crate) assignment: Assignment,
     pub(crate) buffer: VecDeque<Buffered>,
     pub(crate) buffered_bytes: usize,
+    /// When each record that was read and is not acked was appended, by partition and offset.
+    pub(crate) appended_at: HashMap<(i64, i64), i64>,
     /// Partitions with progress that is not committed.
     pub(crate) uncommitted: BTreeSet<i64>,
     pub(crate) is_closed: bool,
@@ -60,21 +75,41 @@ pub(crate) struct State {
     pub(crate) used_at: Instant,
 }
 
+impl State {
+    /// These partitions are not read any more: nothing of them is committed.
+    pub(crate) fn forget(&mut self, partitions: &BTreeSet<i64>) {
+        self.uncommitted.retain(|id| !partitions.contains(id));
+        self.appended_at.retain(|(id, _), _| !partitions.contains(id));
+    }
+
+    /// The consumer has left the group.
+    pub(crate) fn lose_everything(&mut self) {
+        self.assignment.retain(|_| false);
+        self.appended_at.clear();
+    }
+}
+
 /// One member of a group, as the engine sees it.
 pub(crate) struct GroupConsumer {
-    shared: Arc<Shared>,
-    commands: mpsc::Sender<Command>,
+    member: Arc<LocalMember>,
     lease: Duration,
 }
 
+/// A member of a group in this process.
+pub(crate) struct LocalMember {
+    pub(crate) shared: Arc<Shared>,
+    commands: mpsc::Sender<Command>,
+}
+
 impl GroupConsumer {
-    pub(crate) async fn join(options: &KafkaOptions, group: &str, topics: &Topics) -> Result<Self, StoreError> {
+    pub(crate) fn join(options: &KafkaOptions, group: &str, topics: &Topics) -> Result<Self, StoreError> {
         let shared = Arc::new(Shared {
             group: group.to_owned(),
             state: Mutex::new(State {
                 assignment: Assignment::new(group, MAX_COMPLETED_TEXT),
                 buffer: VecDeque::new(),
                 buffered_bytes: 0,
+                appended_at: HashMap::new(),
                 uncommitted: BTreeSet::new(),
                 is_closed: false,
                 used_at: Instant::now(),
@@ -84,7 +119,18 @@ impl GroupConsumer {
         });
         let (commands, receiver) = mpsc::channel();
         poller::start(options, topics, Arc::clone(&shared), receiver)?;
-        Ok(Self { shared, commands, lease: options.lease() })
+        Ok(Self { member: Arc::new(LocalMember { shared, commands }), lease: options.lease() })
+    }
+
+    pub(crate) fn member(&self) -> &Arc<LocalMember> {
+        &self.member
+    }
+}
+
+impl LocalMember {
+    /// Moves the group to another position in a partition.
+    pub(crate) async fn reset(&self, partition: TopicPartition, to: ResetTo) -> Result<(), StoreError> {
+        self.call(RESETTING, |answer| Command::Reset(Reset { partition, to, answer })).await
     }
 
     async fn call(&self, doing: &'static str, command: impl FnOnce(Answer) -> Command) -> Result<(), StoreError> {
@@ -99,7 +145,7 @@ impl Shared {
     /// Adds acks to the progress of their partitions. The polling thread commits them.
     fn accept(&self, positions: &[&Position]) -> Vec<Settled> {
         let mut state = lock(&self.state);
-        let State { assignment, uncommitted, .. } = &mut *state;
+        let State { assignment, uncommitted, appended_at, .. } = &mut *state;
         let mut advances = BTreeMap::new();
         let mut settled = Vec::with_capacity(positions.len());
         for position in positions {
@@ -109,6 +155,7 @@ impl Shared {
             {
                 let advance = advances.entry(id).or_insert(advance);
                 advance.progress.complete(position.offset);
+                appended_at.remove(&(id, position.offset));
             }
             settled.push(Settled::of(id.is_some()));
         }
@@ -128,7 +175,7 @@ impl Shared {
     fn hand_out(&self, limit: usize) -> Vec<Fetched> {
         let mut state = lock(&self.state);
         state.used_at = Instant::now();
-        let State { assignment, buffer, buffered_bytes, .. } = &mut *state;
+        let State { assignment, buffer, buffered_bytes, appended_at, .. } = &mut *state;
         let mut fetched = Vec::new();
         let mut kept = VecDeque::new();
         while fetched.len() < limit
@@ -146,6 +193,9 @@ impl Shared {
             if let Some(position) = assignment.hand_out(record.partition_id, record.offset) {
                 let Buffered { key, value, headers, damage, .. } = record;
                 fetched.push(Fetched { position, key, value, headers, damage });
+            } else {
+                // It was done before.
+                appended_at.remove(&(record.partition_id, record.offset));
             }
         }
         // The records of paused partitions come first again, in their order.
@@ -158,45 +208,45 @@ impl Shared {
 #[async_trait]
 impl Consumer for GroupConsumer {
     async fn fetch(&self, limit: usize) -> Result<Vec<Fetched>, StoreError> {
-        let fetched = self.shared.hand_out(limit);
+        let fetched = self.member.shared.hand_out(limit);
         Ok(fetched)
     }
 
     async fn ack(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
-        Ok(self.shared.accept(positions))
+        Ok(self.member.shared.accept(positions))
     }
 
     async fn flush(&self) -> Result<(), StoreError> {
-        self.call("commit to Kafka", Command::Flush).await
+        self.member.call("commit to Kafka", Command::Flush).await
     }
 
     fn release(&self, positions: &[&Position]) {
-        lock(&self.shared.state).assignment.release(positions);
+        lock(&self.member.shared.state).assignment.release(positions);
     }
 
     fn may_start(&self, position: &Position) -> bool {
-        lock(&self.shared.state).assignment.may_start(position)
+        lock(&self.member.shared.state).assignment.may_start(position)
     }
 
     async fn renew(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
         let are_held = || {
-            let mut state = lock(&self.shared.state);
+            let mut state = lock(&self.member.shared.state);
             state.used_at = Instant::now();
             positions.iter().map(|position| Settled::of(state.assignment.id_of(position).is_some())).collect()
         };
         let held: Vec<Settled> = are_held();
         if held.contains(&Settled::Applied) {
-            self.call("confirm the membership of a Kafka group", Command::Renew).await?;
+            self.member.call("confirm the membership of a Kafka group", Command::Renew).await?;
             return Ok(are_held());
         }
         Ok(held)
     }
 
     async fn close(&self) -> Result<(), StoreError> {
-        if lock(&self.shared.state).is_closed {
+        if lock(&self.member.shared.state).is_closed {
             return Ok(());
         }
-        self.call("leave a Kafka group", Command::Close).await
+        self.member.call("leave a Kafka group", Command::Close).await
     }
 
     fn lease(&self) -> Duration {
@@ -204,10 +254,10 @@ impl Consumer for GroupConsumer {
     }
 
     fn wakeup(&self) -> &Wakeup {
-        &self.shared.wakeup
+        &self.member.shared.wakeup
     }
 
     fn revocations(&self) -> &Wakeup {
-        &self.shared.revocations
+        &self.member.shared.revocations
     }
 }

@@ -22,6 +22,8 @@ impl ClientContext for LoggingContext {
     }
 }
 
+impl ConsumerContext for LoggingContext {}
+
 pub(crate) fn log(level: RDKafkaLogLevel, facility: &str, message: &str) {
     match level {
         RDKafkaLogLevel::Emerg | RDKafkaLogLevel::Alert | RDKafkaLogLevel::Critical | RDKafkaLogLevel::Error => {

@@ -11,8 +11,10 @@ mod commit;
 mod consumer;
 mod context;
 mod errors;
+mod inspect;
 mod options;
 mod poller;
+mod positions;
 mod producer;
 mod topics;
 
@@ -24,6 +26,7 @@ use posthaste_core::bus::{Bus, Consumer, PublishError, Record, Topics};
 
 use consumer::GroupConsumer;
 use errors::failed;
+use inspect::Groups;
 use producer::Producer;
 use topics::TopicCreator;
 
@@ -37,6 +40,7 @@ struct Inner {
     options: KafkaOptions,
     producer: Producer,
     topics: Arc<TopicCreator>,
+    groups: Groups,
 }
 
 impl KafkaBus {
@@ -45,7 +49,7 @@ impl KafkaBus {
         let doing = "create a Kafka client";
         let topics = TopicCreator::new(&options).map_err(|error| failed(doing, error))?;
         let producer = Producer::new(&options).map_err(|error| failed(doing, error))?;
-        Ok(Self(Arc::new(Inner { options, producer, topics: Arc::new(topics) })))
+        Ok(Self(Arc::new(Inner { options, producer, topics: Arc::new(topics), groups: Groups::default() })))
     }
 }
 
@@ -60,10 +64,16 @@ impl Bus for KafkaBus {
     async fn subscribe(&self, group: &str, topics: Topics) -> Result<Box<dyn Consumer>, StoreError> {
         if let Topics::Named(names) = &topics {
             let names = names.iter().map(|name| name.as_str().into()).collect();
-            for partitions in self.0.topics.partitions_of(names).await.into_values() {
-                partitions.map_err(|error| failed("create a topic", error))?;
+            for (topic, partitions) in self.0.topics.partitions_of(names).await {
+                // The consumer finds the topic when a publish has created it.
+                if let Err(error) = partitions {
+                    tracing::warn!(group, topic = &*topic, %error, "the topic of a group could not be created yet");
+                }
             }
         }
-        Ok(Box::new(GroupConsumer::join(&self.0.options, group, &topics).await?))
+        let consumer = GroupConsumer::join(&self.0.options, group, &topics)?;
+        let added = self.0.groups.add(&self.0.options, consumer.member());
+        added.map_err(|error| failed("join a Kafka group", error))?;
+        Ok(Box::new(consumer))
     }
 }

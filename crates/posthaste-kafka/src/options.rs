@@ -23,6 +23,8 @@ const RECORD_OVERHEAD: usize = 64 * 1024;
 pub struct KafkaOptions {
     /// The brokers to contact first, as host:port.
     pub brokers: Vec<String>,
+    /// The names of our topics and the ids of our groups begin with this and a dot.
+    pub topic_prefix: String,
     /// The partitions of a new topic; existing topics keep theirs.
     pub partitions: u32,
     /// On how many brokers a new topic is stored.
@@ -55,6 +57,7 @@ impl Default for KafkaOptions {
     fn default() -> Self {
         Self {
             brokers: vec!["127.0.0.1:9092".to_owned()],
+            topic_prefix: "posthaste".to_owned(),
             partitions: 6,
             replication: 3,
             retention: None,
@@ -73,6 +76,11 @@ impl KafkaOptions {
     pub fn validate(&self) -> Result<(), OptionsError> {
         let own = self.client.keys().find(|name| OWN_SETTINGS.contains(&name.as_str()));
         own.map_or(Ok(()), |name| Err(OptionsError { name: name.clone() }))
+    }
+
+    /// The id of a group in the cluster, which other installations share.
+    pub(crate) fn group_id(&self, group: &str) -> String {
+        format!("{}.{group}", self.topic_prefix)
     }
 
     /// How long a consumer certainly keeps its partitions after the cluster has heard of it.
@@ -124,7 +132,7 @@ impl KafkaOptions {
         config.set("session.timeout.ms", self.session_timeout.as_millis().to_string());
         config.set("heartbeat.interval.ms", heartbeat.as_millis().to_string());
         extend(&mut config, self.client_config());
-        config.set("group.id", group).set("partition.assignment.strategy", "cooperative-sticky");
+        config.set("group.id", self.group_id(group)).set("partition.assignment.strategy", "cooperative-sticky");
         config.set("enable.auto.commit", "false").set("enable.auto.offset.store", "false");
         config.set("enable.partition.eof", "false").set("allow.auto.create.topics", "false");
         // The position is always known when a partition is assigned. If it is lost later, that is an error.

@@ -2,24 +2,28 @@
 //!
 //! All calls of the client come from this thread: it reads records into the buffer, answers rebalances, and commits.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+mod assign;
+
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use posthaste_core::bus::{AssignedPartition, Topics};
-use posthaste_core::{Progress, StoreError, lock};
+use posthaste_core::bus::Topics;
+use posthaste_core::{StoreError, lock};
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
 use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Headers, Message};
-use rdkafka::topic_partition_list::Offset;
 
 use crate::commit;
-use crate::consumer::{Answer, Buffered, Command, Shared};
+use crate::consumer::{Answer, Buffered, Command, Reset, Shared};
 use crate::context::{Event, EventContext};
 use crate::errors::{failed, is_rebalance};
 use crate::options::KafkaOptions;
+use crate::positions::{TopicPartition, list};
+
+pub(crate) use assign::RESETTING;
 
 /// The longest time that a poll waits for a record, and so the delay of a command.
 const POLL: Duration = Duration::from_millis(20);
@@ -27,14 +31,10 @@ const POLL: Duration = Duration::from_millis(20);
 const READ_AT_ONCE: usize = 500;
 /// Acks are durable within 100 ms.
 const COMMIT_INTERVAL: Duration = Duration::from_millis(50);
-/// How long a call of the cluster may take.
-const TIMEOUT: Duration = Duration::from_secs(10);
 /// While this much waits in the buffer, no more is read.
 const MAX_BUFFERED: usize = 4_000;
 const MAX_BUFFERED_BYTES: usize = 32 * 1024 * 1024;
 const COMMITTING: &str = "commit to Kafka";
-
-type TopicPartition = (String, i32);
 
 /// Starts the thread of a consumer.
 pub(crate) fn start(
@@ -73,6 +73,10 @@ pub(crate) fn start(
         committed_at: Instant::now(),
         flushing: Vec::new(),
         paused: BTreeSet::new(),
+        unread: BTreeSet::new(),
+        resets: Vec::new(),
+        may_have_lost_positions: false,
+        positions_checked_at: Instant::now(),
         is_away: false,
         shared,
     };
@@ -104,6 +108,13 @@ struct Poller {
     flushing: Vec<Answer>,
     /// Partitions of which the client reads nothing now.
     paused: BTreeSet<i64>,
+    /// Partitions that are assigned, and that the client does not know, because their position is lost.
+    unread: BTreeSet<i64>,
+    /// Positions that operators want to be reset.
+    resets: Vec<Reset>,
+    /// The cluster refused to read from a position. It does not say in which partition.
+    may_have_lost_positions: bool,
+    positions_checked_at: Instant,
     /// The cluster is out of reach.
     is_away: bool,
 }
@@ -121,6 +132,8 @@ impl Poller {
                 None => {}
             }
             self.leave_if_unused();
+            self.reset_positions();
+            self.check_positions();
             self.commit_if_due();
             self.pause_and_resume();
         }
@@ -137,6 +150,8 @@ impl Poller {
                     self.ids.get(&(message.topic().to_owned(), message.partition())).map(|id| (*id, record(&message))),
                 ),
                 Some(Err(error)) => {
+                    self.may_have_lost_positions |=
+                        error.rdkafka_error_code() == Some(RDKafkaErrorCode::AutoOffsetReset);
                     self.is_away = reported(&self.shared.group, &error, self.is_away);
                     break;
                 }
@@ -152,15 +167,20 @@ impl Poller {
             let Some(generation) = state.assignment.generation_of(partition_id) else { continue };
             (record.partition_id, record.generation) = (partition_id, generation);
             state.buffered_bytes += record.size();
+            state.appended_at.insert((partition_id, record.offset), record.appended_at);
             state.buffer.push_back(record);
         }
         drop(state);
         self.shared.wakeup.wake();
     }
 
+    fn is_rebalancing(&self) -> bool {
+        self.assigning.is_some() || self.revoking.is_some()
+    }
+
     fn handle_events(&mut self) {
         // The next rebalance is handled when the previous one is finished.
-        while self.assigning.is_none() && self.revoking.is_none() {
+        while !self.is_rebalancing() {
             match self.consumer.context().next() {
                 None => return,
                 Some(Event::Assigned(partitions)) => self.assigning = Some(partitions),
@@ -168,149 +188,6 @@ impl Poller {
             }
             self.finish_assignment();
             self.finish_revocation();
-        }
-    }
-
-    /// Reads the positions of partitions that were assigned, and starts to read them.
-    fn finish_assignment(&mut self) {
-        let Some(partitions) = self.assigning.take() else { return };
-        if let Err(error) = self.assign(&partitions) {
-            tracing::warn!(group = self.shared.group, %error, "failed to read the positions of a group; trying again");
-            self.assigning = Some(partitions);
-        }
-    }
-
-    fn assign(&mut self, partitions: &[TopicPartition]) -> KafkaResult<()> {
-        let positions = self.positions(partitions)?;
-        let mut list = TopicPartitionList::new();
-        let mut lost = TopicPartitionList::new();
-        for (partition, position) in &positions {
-            let (topic, number) = partition;
-            match position.is_lost() {
-                true => {
-                    list.add_partition_offset(topic, *number, Offset::End)?;
-                    lost.add_partition(topic, *number);
-                }
-                false => list.add_partition_offset(topic, *number, Offset::Offset(position.progress.watermark()))?,
-            }
-        }
-        self.consumer.incremental_assign(&list)?;
-        if lost.count() > 0 {
-            self.consumer.pause(&lost)?;
-        }
-        tracing::debug!(group = self.shared.group, ?partitions, "partitions were assigned");
-        let mut state = lock(&self.shared.state);
-        for (partition, position) in positions {
-            let next = self.names.len() as i64;
-            let id = *self.ids.entry(partition.clone()).or_insert(next);
-            if id == next {
-                self.names.push(partition.clone());
-            }
-            self.generation += 1;
-            let (is_lost, is_new) = (position.is_lost(), position.is_new);
-            let Position { progress, first, next, .. } = position;
-            let assigned = AssignedPartition::new(partition.0, partition.1 as u32, self.generation, progress);
-            let assigned = if is_lost { assigned.position_lost(&self.shared.group, first, next) } else { assigned };
-            // The cluster says when the partition is revoked, so the lease itself has no end.
-            state.assignment.insert(id, assigned, tokio::time::Instant::now());
-            if is_new {
-                // From now on the group has a position, and a lost one is an error.
-                state.uncommitted.insert(id);
-            }
-        }
-        Ok(())
-    }
-
-    /// Where the group continues in each partition.
-    fn positions(&self, partitions: &[TopicPartition]) -> KafkaResult<Vec<(TopicPartition, Position)>> {
-        if partitions.is_empty() {
-            return Ok(Vec::new());
-        }
-        let mut list = TopicPartitionList::new();
-        partitions.iter().for_each(|(topic, partition)| _ = list.add_partition(topic, *partition));
-        let firsts = self.offsets(&mut list, Offset::Beginning)?;
-        let nexts = self.offsets(&mut list, Offset::End)?;
-        list.set_all_offsets(Offset::Invalid)?;
-        let committed = self.consumer.committed_offsets(list, TIMEOUT)?;
-        let mut positions = Vec::with_capacity(partitions.len());
-        for element in committed.elements() {
-            element.error()?;
-            let partition = (element.topic().to_owned(), element.partition());
-            let (first, next) = (firsts[&partition], nexts[&partition]);
-            let progress = commit::progress(element.offset(), element.metadata());
-            let is_new = progress.is_none();
-            let progress = progress.unwrap_or_else(|| Progress::at(first));
-            positions.push((partition, Position { progress, first, next, is_new }));
-        }
-        Ok(positions)
-    }
-
-    /// The first or the next offset of each partition.
-    fn offsets(&self, list: &mut TopicPartitionList, at: Offset) -> KafkaResult<BTreeMap<TopicPartition, i64>> {
-        list.set_all_offsets(at)?;
-        let mut offsets = BTreeMap::new();
-        for element in self.consumer.offsets_for_times(list.clone(), TIMEOUT)?.elements() {
-            element.error()?;
-            let (first, next) = match element.offset() {
-                Offset::Offset(offset) => (offset, offset),
-                // The client answers with the end if the partition is empty.
-                _ => self.consumer.fetch_watermarks(element.topic(), element.partition(), TIMEOUT)?,
-            };
-            let offset = if at == Offset::Beginning { first } else { next };
-            offsets.insert((element.topic().to_owned(), element.partition()), offset);
-        }
-        Ok(offsets)
-    }
-
-    fn begin_revocation(&mut self, partitions: Vec<TopicPartition>) {
-        tracing::debug!(group = self.shared.group, ?partitions, "partitions were revoked");
-        let ids = self.ids_of(&partitions);
-        lock(&self.shared.state).assignment.revoke(&ids, tokio::time::Instant::now() + self.revoke_timeout);
-        self.revoking = Some(partitions);
-        self.shared.revocations.wake();
-    }
-
-    /// Gives up revoked partitions when nothing of them is in flight any more, or their time is over.
-    fn finish_revocation(&mut self) {
-        let Some(partitions) = self.revoking.take() else { return };
-        let ids: BTreeSet<i64> = self.ids_of(&partitions).into_iter().collect();
-        let is_lost = self.consumer.assignment_lost();
-        if !is_lost {
-            let drained = lock(&self.shared.state).assignment.drained(tokio::time::Instant::now()).0;
-            if !ids.iter().all(|id| drained.contains(id) || !lock(&self.shared.state).assignment.has(*id)) {
-                self.revoking = Some(partitions);
-                return;
-            }
-            self.commit_before_revocation(&ids);
-        }
-        tracing::debug!(group = self.shared.group, ?partitions, is_lost, "revoked partitions are given up");
-        let had_records_in_flight = {
-            let mut state = lock(&self.shared.state);
-            state.uncommitted.retain(|id| !ids.contains(id));
-            state.assignment.retain(|id| !ids.contains(&id))
-        };
-        // Otherwise the client would still pause a partition that it gets again later. It must not be resumed then: the
-        // client could skip records.
-        let paused: Vec<_> = self.paused.intersection(&ids).map(|id| self.names[*id as usize].clone()).collect();
-        if !paused.is_empty()
-            && let Err(error) = self.consumer.resume(&self.list(&paused))
-        {
-            tracing::warn!(group = self.shared.group, %error, "failed to resume revoked partitions");
-        }
-        self.paused.retain(|id| !ids.contains(id));
-        if had_records_in_flight {
-            self.shared.revocations.wake();
-        }
-        if let Err(error) = self.consumer.incremental_unassign(&self.list(&partitions)) {
-            tracing::warn!(group = self.shared.group, %error, "failed to give up partitions");
-        }
-    }
-
-    /// What is acked is committed before another consumer reads the partitions.
-    fn commit_before_revocation(&mut self, ids: &BTreeSet<i64>) {
-        let uncommitted = lock(&self.shared.state).uncommitted.intersection(ids).copied().collect();
-        if let Err(error) = self.commit(&uncommitted) {
-            tracing::warn!(group = self.shared.group, %error, "a commit failed before a rebalance: deliveries repeat");
         }
     }
 
@@ -330,7 +207,7 @@ impl Poller {
                 if let Err(error) = self.commit(&uncommitted) {
                     tracing::warn!(group, %error, "a commit failed before a consumer left: deliveries repeat");
                 }
-                lock(&self.shared.state).assignment.retain(|_| false);
+                lock(&self.shared.state).lose_everything();
                 self.shared.revocations.wake();
                 self.consumer.unsubscribe();
                 self.has_left = true;
@@ -351,6 +228,7 @@ impl Poller {
         loop {
             match self.commands.try_recv() {
                 Ok(Command::Flush(answer) | Command::Renew(answer)) => self.flushing.push(answer),
+                Ok(Command::Reset(reset)) => self.resets.push(reset),
                 Ok(Command::Close(answer)) => return Some(Closing::Answer(answer)),
                 Err(mpsc::TryRecvError::Empty) => return None,
                 Err(mpsc::TryRecvError::Disconnected) => return Some(Closing::Dropped),
@@ -361,9 +239,8 @@ impl Poller {
     /// Commits what is acked. Between the revocation of partitions and the next assignment, a commit could fail or start
     /// another rebalance.
     fn commit_if_due(&mut self) {
-        let is_rebalancing = self.assigning.is_some() || self.revoking.is_some();
         let is_due = !self.flushing.is_empty() || self.committed_at.elapsed() >= COMMIT_INTERVAL;
-        if is_rebalancing || !is_due {
+        if self.is_rebalancing() || !is_due {
             return;
         }
         self.committed_at = Instant::now();
@@ -412,9 +289,7 @@ impl Poller {
             else {
                 continue;
             };
-            let mut element = list.add_partition(topic, *partition);
-            element.set_metadata(commit::metadata(progress));
-            if let Err(error) = element.set_offset(Offset::Offset(progress.watermark())) {
+            if let Err(error) = commit::add(&mut list, topic, *partition, progress) {
                 tracing::error!(%error, "a position cannot be committed");
             }
         }
@@ -428,19 +303,20 @@ impl Poller {
             let is_full = state.buffer.len() >= MAX_BUFFERED || state.buffered_bytes >= MAX_BUFFERED_BYTES;
             let was_full = !self.paused.is_empty()
                 && (state.buffer.len() >= MAX_BUFFERED / 2 || state.buffered_bytes >= MAX_BUFFERED_BYTES / 2);
+            let is_known = |id: &i64| !self.unread.contains(id);
             match is_full || was_full {
-                true => state.assignment.ids().collect(),
-                false => state.assignment.unreadable().collect(),
+                true => state.assignment.ids().filter(is_known).collect(),
+                false => state.assignment.unreadable().filter(is_known).collect(),
             }
         };
         let owned = |id: &&i64| lock(&self.shared.state).assignment.has(**id);
         let pause: Vec<_> = to_pause.difference(&self.paused).map(|id| self.names[*id as usize].clone()).collect();
         let resume: Vec<_> =
             self.paused.difference(&to_pause).filter(owned).map(|id| self.names[*id as usize].clone()).collect();
-        let changed = if pause.is_empty() { Ok(()) } else { self.consumer.pause(&self.list(&pause)) };
+        let changed = if pause.is_empty() { Ok(()) } else { self.consumer.pause(&list(&pause)) };
         let changed = changed.and_then(|()| match resume.is_empty() {
             true => Ok(()),
-            false => self.consumer.resume(&self.list(&resume)),
+            false => self.consumer.resume(&list(&resume)),
         });
         match changed {
             Ok(()) => self.paused = to_pause,
@@ -455,12 +331,13 @@ impl Poller {
             std::mem::take(&mut state.uncommitted)
         };
         let committed = self.commit(&uncommitted);
-        lock(&self.shared.state).assignment.retain(|_| false);
+        lock(&self.shared.state).lose_everything();
         self.shared.revocations.wake();
         self.consumer.context().close();
         // A rebalance that was not answered would keep the consumer from closing.
         if let Some(partitions) = self.revoking.take() {
-            let _ = self.consumer.incremental_unassign(&self.list(&partitions));
+            let ids = self.ids_of(&partitions).into_iter().collect();
+            self.give_up(&ids);
         }
         if self.assigning.take().is_some() {
             let _ = self.consumer.incremental_assign(&TopicPartitionList::new());
@@ -473,12 +350,6 @@ impl Poller {
 
     fn ids_of(&self, partitions: &[TopicPartition]) -> Vec<i64> {
         partitions.iter().filter_map(|partition| self.ids.get(partition).copied()).collect()
-    }
-
-    fn list(&self, partitions: &[TopicPartition]) -> TopicPartitionList {
-        let mut list = TopicPartitionList::with_capacity(partitions.len());
-        partitions.iter().for_each(|(topic, partition)| _ = list.add_partition(topic, *partition));
-        list
     }
 }
 
@@ -495,23 +366,7 @@ enum Closing {
     Dropped,
 }
 
-/// Where a group continues in a partition.
-struct Position {
-    progress: Progress,
-    /// The first offset that exists, and the next one.
-    first: i64,
-    next: i64,
-    /// The group has never committed a position.
-    is_new: bool,
-}
-
-impl Position {
-    fn is_lost(&self) -> bool {
-        !(self.first..=self.next).contains(&self.progress.watermark())
-    }
-}
-
-fn record(message: &BorrowedMessage<'_>) -> Buffered {
+pub(crate) fn record(message: &BorrowedMessage<'_>) -> Buffered {
     let (mut headers, mut damage) = (Vec::new(), None);
     for header in message.headers().into_iter().flat_map(|headers| headers.iter()) {
         match std::str::from_utf8(header.value.unwrap_or_default()) {
@@ -529,7 +384,8 @@ fn record(message: &BorrowedMessage<'_>) -> Buffered {
         }
     };
     let value = Bytes::copy_from_slice(message.payload().unwrap_or_default());
-    Buffered { partition_id: 0, generation: 0, offset: message.offset(), key, value, headers, damage }
+    let (offset, appended_at) = (message.offset(), message.timestamp().to_millis().unwrap_or_default());
+    Buffered { partition_id: 0, generation: 0, offset, appended_at, key, value, headers, damage }
 }
 
 /// Reports an error of a poll, once per change. Returns true if the cluster is out of reach.

@@ -51,6 +51,7 @@ impl BusHarness for Harness {
     async fn open_with(&self, lease: Duration) -> Prefixed {
         let options = KafkaOptions {
             brokers: vec![self.broker.clone()],
+            topic_prefix: self.prefix.trim_end_matches('.').to_owned(),
             partitions: self.partitions,
             replication: 1,
             lease,
@@ -83,7 +84,7 @@ impl BusHarness for Harness {
     }
 }
 
-/// A bus whose topics and groups have a prefix that its callers do not see, because the tests share one server.
+/// A bus whose topics have a prefix that its callers do not see, because the tests share one server.
 struct Prefixed {
     bus: KafkaBus,
     prefix: String,
@@ -104,7 +105,7 @@ impl Bus for Prefixed {
             Topics::Named(names) => Topics::Named(names.iter().map(prefixed).collect()),
             Topics::Prefix(prefix) => Topics::Prefix(prefixed(prefix)),
         };
-        let consumer = self.bus.subscribe(&prefixed(&group.to_owned()), topics).await?;
+        let consumer = self.bus.subscribe(group, topics).await?;
         Ok(Box::new(PrefixedConsumer { consumer, prefix: self.prefix.clone() }))
     }
 }

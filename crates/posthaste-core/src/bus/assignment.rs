@@ -173,6 +173,12 @@ impl Assignment {
         self.partitions.iter().filter(move |(_, partition)| is_unreadable(partition)).map(|(id, _)| *id)
     }
 
+    /// The partitions whose position does not exist.
+    pub fn lost(&self) -> impl Iterator<Item = i64> {
+        let is_lost = |partition: &AssignedPartition| partition.state == PartitionState::PositionLost;
+        self.partitions.iter().filter(move |(_, partition)| is_lost(partition)).map(|(id, _)| *id)
+    }
+
     /// True if no more records of the partition may be handed out, because its completed set could become too long.
     pub fn is_paused(&self, id: i64) -> bool {
         self.partitions.value(&id).is_some_and(|partition| partition.is_paused)
