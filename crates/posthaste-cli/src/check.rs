@@ -7,6 +7,7 @@ use posthaste_hub::{Sealer, SecretError};
 use serde::Serialize;
 
 use crate::args::{ServerFlags, Shared};
+use crate::bus;
 use crate::config::Config;
 use crate::database;
 use crate::embedded::StartError;
@@ -49,6 +50,7 @@ pub async fn run(shared: &Shared, flags: &CheckFlags) -> anyhow::Result<()> {
     let findings = vec![
         finding("configuration", Ok(file.unwrap_or_else(|| "defaults and environment; no file".to_owned()))),
         finding("database", schema(&config).await),
+        finding("bus", bus::check(&config).await),
         finding("server", server(lock.as_deref())),
         finding("key file", key_file(&config).await),
         finding("address", address(&config, lock.is_some())),

@@ -116,6 +116,9 @@ impl Config {
         if let Err(error) = EnvFilter::try_new(&telemetry.log) {
             refuse("telemetry.log", true, &format!("is not a log filter, such as \"info\": {error}"));
         }
+        if let Some(why) = crate::bus::refusal(&bus.url) {
+            found.push(("bus.url", why));
+        }
         found.extend(bus.violations());
         found.extend(outbox.violations());
         found.extend(delivery.violations());

@@ -7,12 +7,15 @@ use std::time::Duration;
 use metrics_exporter_prometheus::BuildError;
 use posthaste_core::hub_store::{OpenError, Registry};
 use posthaste_core::outbox;
+#[cfg(feature = "kafka")]
+use posthaste_core::{FaultKind, StoreError};
 use posthaste_hub::{Hub, Parts, Sealer, SecretError};
 use posthaste_webhook::{Client, ClientOptions};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
+use crate::bus;
 use crate::config::Config;
 use crate::database;
 use crate::exit::Exit;
@@ -51,6 +54,12 @@ pub enum StartError {
     Secrets(#[from] SecretError),
     #[error(transparent)]
     Hub(#[from] posthaste_hub::StartError),
+    #[cfg(feature = "kafka")]
+    #[error("the bus cannot be used with this configuration: {0}")]
+    BusSetting(String),
+    #[cfg(feature = "kafka")]
+    #[error("the bus cannot be used: {}", .0.chain())]
+    Bus(StoreError),
     #[error("the metrics recorder cannot start")]
     Metrics(#[from] BuildError),
 }
@@ -61,6 +70,13 @@ impl StartError {
             Self::AddressInUse { .. } | Self::Listen { .. } | Self::Metrics(_) => Exit::Failed,
             Self::Secrets(SecretError::KeyFile { .. }) => Exit::Unreachable,
             Self::Secrets(_) => Exit::Usage,
+            #[cfg(feature = "kafka")]
+            Self::BusSetting(_) => Exit::Usage,
+            #[cfg(feature = "kafka")]
+            Self::Bus(error) => match error.kind() {
+                FaultKind::Permanent => Exit::Failed,
+                _ => Exit::Unreachable,
+            },
             Self::Database(error) | Self::Hub(posthaste_hub::StartError::Open(error)) => match error {
                 OpenError::Outbox(outbox::OpenError::Store(_)) => Exit::Unreachable,
                 // The database can be reached, but this program cannot use it.
@@ -83,11 +99,12 @@ impl EmbeddedServer {
         let listener = listen(config.http.listen).await?;
         let address =
             listener.local_addr().map_err(|source| StartError::Listen { address: config.http.listen, source })?;
+        let bus = bus::open(config)?;
         let database = database::open(&config.database.url).await?;
         database.migrate().await?;
         let sealer = open_sealer(&config.key_file(), &*database.registry()).await?;
         let client = Client::new(ClientOptions::default());
-        let parts = Parts { database, client, sealer, settings: config.settings() };
+        let parts = Parts { database, bus, client, sealer, settings: config.settings() };
         let hub = Arc::new(Hub::start(parts).await?);
         let stop = CancellationToken::new();
         let limits = config.client_limits();

@@ -5,6 +5,7 @@
 
 mod args;
 mod bench;
+mod bus;
 mod check;
 mod client;
 mod config;

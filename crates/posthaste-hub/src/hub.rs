@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use posthaste_api::{Domain, MAX_TIMEOUT};
 use posthaste_core::bus::{Bus, Fetched, Quarantine, Topics};
-use posthaste_core::hub_store::{DeadLetterSource, HubDatabase, HubOptions, HubStores, OpenError};
+use posthaste_core::hub_store::{BusInspector, DeadLetterSource, HubDatabase, HubOptions, HubStores, OpenError};
 use posthaste_core::{
     BusItem, BusSource, BusSourceOptions, Decode, DecodeError, Decoded, Load, OnStop, RelayOptions, RetryPolicy, Sink,
     StoreError, Wakeup,
@@ -68,9 +68,17 @@ pub struct Hub {
 /// The parts of a hub.
 pub struct Parts {
     pub database: Arc<dyn HubDatabase>,
+    /// A bus outside of the database; `None` for the one that is built into it.
+    pub bus: Option<ExternalBus>,
     pub client: Client,
     pub sealer: Sealer,
     pub settings: Settings,
+}
+
+/// A bus outside of the database, such as Kafka.
+pub struct ExternalBus {
+    pub bus: Arc<dyn Bus>,
+    pub inspector: Arc<dyn BusInspector>,
 }
 
 /// Why a hub does not start.
@@ -85,10 +93,14 @@ pub enum StartError {
 
 impl Hub {
     pub async fn start(parts: Parts) -> Result<Self, StartError> {
-        let Parts { database, client, sealer, settings } = parts;
+        let Parts { database, bus, client, sealer, settings } = parts;
         database.migrate().await?;
         let (lease, max_channels) = (settings.outbox.lease, settings.bus.max_channels);
-        let stores = database.open(HubOptions { lease, max_channels }).await?;
+        let mut stores = database.open(HubOptions { lease, max_channels }).await?;
+        let has_external_bus = bus.is_some();
+        if let Some(ExternalBus { bus, inspector }) = bus {
+            (stores.bus, stores.inspector) = (bus, inspector);
+        }
         stores.dead_letters.end_schedules(settings.dlt.max_retry).await?;
         let wakeup = Wakeup::default();
         let lanes = Lanes::new(settings.delivery.concurrency, LANES, wakeup.clone());
@@ -116,7 +128,7 @@ impl Hub {
 
         Ok(Self {
             ingest: Ingest::start(channels.clone().into_store(), relays.supervisor()),
-            readiness: ReadinessCheck::new(&pipeline.settings, channels),
+            readiness: ReadinessCheck::new(&pipeline.settings, channels, has_external_bus),
             registrations: Registrations::new(stores.registry.clone(), sealer),
             topics: pipeline.topics,
             lagging: Mutex::default(),

@@ -34,7 +34,7 @@ mod watched;
 mod webhook_dispatcher;
 
 pub use channels::ChannelError;
-pub use hub::{Hub, Parts, StartError};
+pub use hub::{ExternalBus, Hub, Parts, StartError};
 pub use ingest::{Accepted, Ingest, IngestError};
 pub use posthaste_core::hub_store::{
     Created, DeadLetterCursor, DeadLetterFilter, DeadLetterSort, DeadLetterSortKey, DeadLetterStatus, PageRequest,
@@ -44,6 +44,7 @@ pub use readiness::{PartStatus, Readiness};
 pub use registrations::{Listed, RegistrationError, Registrations, Versioned};
 pub use secrets::{Sealer, SecretError};
 pub use settings::{
-    BusSettings, DeliverySettings, DltSettings, OutboxSettings, RoutingRule, RoutingSettings, Settings, Violation,
+    Acks, BusSettings, ClientSettings, Compression, DeliverySettings, DltSettings, OutboxSettings, RoutingRule,
+    RoutingSettings, Settings, Violation,
 };
 pub use subscription_input::{SubscriptionReplacement, SubscriptionRequest};

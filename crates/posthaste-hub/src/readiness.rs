@@ -16,7 +16,10 @@ use crate::stalls::{StallDetector, WaitingWork};
 const FRESH: Duration = Duration::from_secs(1);
 /// A database that takes longer than this for a small write does not serve requests either.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// A bus outside of the database that takes longer than this to answer is away. Probes do not wait long.
+const BUS_TIMEOUT: Duration = Duration::from_secs(1);
 const DATABASE: &str = "database";
+const BUS: &str = "bus";
 /// The parts that are always shown. Channels are shown only if they fail.
 const PARTS: [&str; 7] =
     [DATABASE, "ingest", "channel-discovery", EVENT_PROCESSOR, OUTBOX_PROCESSOR, DLT_INTAKE, DLT_RETRY];
@@ -52,6 +55,7 @@ impl Readiness {
 /// Checks readiness, and remembers the last check.
 pub(crate) struct ReadinessCheck {
     channels: Channels,
+    has_external_bus: bool,
     /// How long a relay may make no progress while work waits. The time of a request to an endpoint is added to it.
     stall_timeout: Duration,
     state: Mutex<State>,
@@ -64,16 +68,16 @@ struct State {
 }
 
 impl ReadinessCheck {
-    pub(crate) fn new(settings: &Settings, channels: Channels) -> Self {
+    pub(crate) fn new(settings: &Settings, channels: Channels, has_external_bus: bool) -> Self {
         // After a crash, work may wait for the end of a lease; an idle relay may sleep for its poll interval.
         let stall_timeout = settings.outbox.lease.max(2 * settings.outbox.poll_interval);
-        Self { channels, stall_timeout, state: Mutex::default() }
+        Self { channels, has_external_bus, stall_timeout, state: Mutex::default() }
     }
 }
 
 impl Hub {
-    /// Checks that the database accepts writes, that every task runs, and that no relay is stalled while work waits for
-    /// it.
+    /// Checks that the database accepts writes, that the bus answers, that every task runs, and that no relay is stalled
+    /// while work waits for it.
     pub async fn readiness(&self) -> Readiness {
         let check = &self.readiness;
         // Callers at the same time share one check.
@@ -86,16 +90,20 @@ impl Hub {
         let mut failing = self.relays.supervisor().health().failing();
         let mut parts: BTreeMap<String, PartStatus> =
             PARTS.iter().map(|part| ((*part).to_owned(), PartStatus::Ready)).collect();
-        let waiting = match self.check_database().await {
-            Ok(()) => self.waiting().await,
-            Err(error) => Err(error),
-        };
-        match waiting {
+        if check.has_external_bus {
+            parts.insert(BUS.to_owned(), PartStatus::Ready);
+        }
+        match self.waiting().await {
             Ok((waiting, lost)) => {
                 failing.extend(state.stalls.observe(Instant::now(), waiting));
                 parts.extend(lost.into_iter().map(|(part, reason)| (part, PartStatus::Degraded(reason))));
             }
-            Err(error) => _ = failing.insert(DATABASE.to_owned(), error.chain()),
+            Err(Away::Database(error)) => _ = failing.insert(DATABASE.to_owned(), error.chain()),
+            Err(Away::Bus(reason)) => {
+                // Events are accepted and kept until the bus is back. Nothing that waits for it counts as stalled.
+                state.stalls = StallDetector::default();
+                parts.insert(BUS.to_owned(), PartStatus::Degraded(reason));
+            }
         }
         parts.extend(failing.into_iter().map(|(part, reason)| (part, PartStatus::Unready(reason))));
         let readiness = Readiness { parts };
@@ -111,9 +119,21 @@ impl Hub {
         }
     }
 
+    async fn backlogs(&self) -> Result<Vec<Backlog>, Away> {
+        let backlogs = self.stores.inspector.backlogs();
+        if !self.readiness.has_external_bus {
+            return Ok(backlogs.await?);
+        }
+        match timeout(BUS_TIMEOUT, backlogs).await {
+            Ok(backlogs) => backlogs.map_err(|error| Away::Bus(error.chain())),
+            Err(_) => Err(Away::Bus(format!("the bus did not answer within {} s", BUS_TIMEOUT.as_secs()))),
+        }
+    }
+
     /// The work that waits now, and the parts that cannot read a partition because its position is lost. Nothing here
     /// reads more than a few rows.
-    async fn waiting(&self) -> Result<(Vec<WaitingWork>, BTreeMap<String, String>), StoreError> {
+    async fn waiting(&self) -> Result<(Vec<WaitingWork>, BTreeMap<String, String>), Away> {
+        self.check_database().await?;
         let stall_timeout = self.readiness.stall_timeout;
         let with_requests = stall_timeout + LONGEST_REQUEST;
         let (mut waiting, mut lost) = (Vec::new(), BTreeMap::new());
@@ -124,7 +144,7 @@ impl Hub {
             let progress = self.relays.progress(&part).completed.to_string();
             waiting.push(WaitingWork { part, work: "due events".to_owned(), progress, stall_timeout });
         }
-        for backlog in self.stores.inspector.backlogs().await? {
+        for backlog in self.backlogs().await? {
             if backlog.is_position_lost {
                 lost.entry(backlog.group.clone()).or_insert_with(|| lost_position(&backlog));
                 continue;
@@ -148,6 +168,19 @@ impl Hub {
             waiting.push(WaitingWork { part, work, progress, stall_timeout: with_requests });
         }
         Ok((waiting, lost))
+    }
+}
+
+/// What did not answer.
+enum Away {
+    Database(StoreError),
+    /// The bus outside of the database, and why.
+    Bus(String),
+}
+
+impl From<StoreError> for Away {
+    fn from(error: StoreError) -> Self {
+        Self::Database(error)
     }
 }
 

@@ -2,6 +2,8 @@
 //! its limits beside it. The configuration file has one section per struct. Its commented default text documents the
 //! keys, and a test compares the two.
 
+use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
@@ -25,6 +27,8 @@ const MILLISECOND: Duration = Duration::from_millis(1);
 const TIMEOUTS: RangeInclusive<Duration> = MILLISECOND..=Duration::from_secs(60);
 const SIZES: RangeInclusive<usize> = 1..=10_000;
 const MAX_RETRY: u32 = 100;
+const PARTITIONS: RangeInclusive<u32> = 1..=1_000;
+const REPLICATION: RangeInclusive<u32> = 1..=100;
 
 /// The event bus.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -34,11 +38,52 @@ pub struct BusSettings {
     pub topic_prefix: String,
     /// How many channels may be made for event types.
     pub max_channels: usize,
+    /// The partitions of a new topic on Kafka.
+    pub partitions: u32,
+    /// On how many brokers Kafka stores a new topic.
+    pub replication: u32,
+    pub acks: Acks,
+    pub compression: Compression,
+    /// Settings of the Kafka client.
+    pub kafka: ClientSettings,
+}
+
+/// Which replicas must have a record before its publish is acked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub enum Acks {
+    #[default]
+    #[serde(rename = "all")]
+    All,
+    #[serde(rename = "1")]
+    One,
+    #[serde(rename = "0")]
+    None,
+}
+
+/// How published records are compressed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Compression {
+    None,
+    Gzip,
+    Snappy,
+    #[default]
+    Lz4,
+    Zstd,
 }
 
 impl Default for BusSettings {
     fn default() -> Self {
-        Self { url: "builtin".to_owned(), topic_prefix: "posthaste".to_owned(), max_channels: 1_000 }
+        Self {
+            url: "builtin".to_owned(),
+            topic_prefix: "posthaste".to_owned(),
+            max_channels: 1_000,
+            partitions: 6,
+            replication: 3,
+            acks: Acks::default(),
+            compression: Compression::default(),
+            kafka: ClientSettings::default(),
+        }
     }
 }
 
@@ -46,15 +91,62 @@ impl BusSettings {
     pub fn violations(&self) -> Vec<Violation> {
         let is_topic = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
         let bad_prefix = !(1..=100).contains(&self.topic_prefix.len()) || !is_topic(&self.topic_prefix);
-        let bad_url = match self.url.split_once("://") {
-            Some(("kafka", _)) => "names Kafka, which is not built into this version yet: write \"builtin\"",
-            _ => "is not \"builtin\", the only event bus of this version",
-        };
         refused([
-            ("bus.url", self.url != "builtin", bad_url),
             ("bus.topic_prefix", bad_prefix, "is not 1 to 100 characters of A-Z a-z 0-9 . _ -"),
             ("bus.max_channels", self.max_channels == 0, "is 0: at least one event type needs a topic"),
+            ("bus.partitions", !PARTITIONS.contains(&self.partitions), "is not 1 to 1000"),
+            ("bus.replication", !REPLICATION.contains(&self.replication), "is not 1 to 100"),
         ])
+    }
+}
+
+/// Settings of a client library, by the names in its documentation.
+///
+/// `security.protocol = "SASL_SSL"` and `"security.protocol" = "SASL_SSL"` are the same in a configuration file. The name
+/// of an environment variable has underscores for the dots.
+#[derive(Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "BTreeMap<String, ClientSetting>")]
+pub struct ClientSettings(pub BTreeMap<String, String>);
+
+/// The values may be secrets.
+impl fmt::Debug for ClientSettings {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ClientSetting {
+    Flag(bool),
+    Number(i64),
+    Fraction(f64),
+    Text(String),
+    Inside(BTreeMap<String, ClientSetting>),
+}
+
+impl From<BTreeMap<String, ClientSetting>> for ClientSettings {
+    fn from(settings: BTreeMap<String, ClientSetting>) -> Self {
+        let mut flat = BTreeMap::new();
+        flatten(settings, "", &mut flat);
+        Self(flat)
+    }
+}
+
+fn flatten(settings: BTreeMap<String, ClientSetting>, inside: &str, flat: &mut BTreeMap<String, String>) {
+    for (name, setting) in settings {
+        let name = format!("{inside}{}", name.replace('_', "."));
+        let value = match setting {
+            ClientSetting::Flag(value) => value.to_string(),
+            ClientSetting::Number(value) => value.to_string(),
+            ClientSetting::Fraction(value) => value.to_string(),
+            ClientSetting::Text(value) => value,
+            ClientSetting::Inside(settings) => {
+                flatten(settings, &format!("{name}."), flat);
+                continue;
+            }
+        };
+        flat.insert(name, value);
     }
 }
 

@@ -7,6 +7,7 @@
 //! A commit carries the watermark of a partition, and the offsets above it that are done as the text of the commit's
 //! metadata (`commit.rs`).
 
+mod check;
 mod commit;
 mod consumer;
 mod context;

@@ -85,7 +85,12 @@ impl KafkaOptions {
 
     /// How long a consumer certainly keeps its partitions after the cluster has heard of it.
     pub(crate) fn lease(&self) -> Duration {
-        self.lease.min(self.session_timeout)
+        self.lease.min(self.session_timeout())
+    }
+
+    fn session_timeout(&self) -> Duration {
+        let passed_through = self.client.get("session.timeout.ms").and_then(|millis| millis.parse().ok());
+        passed_through.map_or(self.session_timeout, Duration::from_millis)
     }
 
     /// The largest message, with what the protocol adds to a record.
@@ -128,8 +133,9 @@ impl KafkaOptions {
         config.set("queued.min.messages", "1000").set("queued.max.messages.kbytes", "16384");
         config.set("socket.timeout.ms", "10000").set("fetch.wait.max.ms", "100").set("fetch.error.backoff.ms", "100");
         config.set("topic.metadata.refresh.interval.ms", "2000").set("topic.metadata.propagation.max.ms", "5000");
-        let heartbeat = (self.session_timeout / 5).clamp(Duration::from_millis(50), Duration::from_secs(3));
-        config.set("session.timeout.ms", self.session_timeout.as_millis().to_string());
+        let session_timeout = self.session_timeout();
+        let heartbeat = (session_timeout / 5).clamp(Duration::from_millis(50), Duration::from_secs(3));
+        config.set("session.timeout.ms", session_timeout.as_millis().to_string());
         config.set("heartbeat.interval.ms", heartbeat.as_millis().to_string());
         extend(&mut config, self.client_config());
         config.set("group.id", self.group_id(group)).set("partition.assignment.strategy", "cooperative-sticky");

@@ -29,6 +29,10 @@ impl TopicCreator {
         Ok(Self { admin: Arc::new(admin), options: options.clone(), known: Mutex::default() })
     }
 
+    pub(crate) fn admin(&self) -> Arc<AdminClient<LoggingContext>> {
+        Arc::clone(&self.admin)
+    }
+
     /// The number of partitions of each topic. Topics that do not exist are created.
     pub(crate) async fn partitions_of(
         &self,

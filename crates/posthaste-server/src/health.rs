@@ -33,6 +33,9 @@ pub(crate) async fn metrics(State(app): State<App>) -> Response {
     if let Err(error) = app.hub.measure_depths().await {
         tracing::warn!(error = error.chain(), "failed to measure depths");
     }
+    if let Err(error) = app.hub.measure_backlogs().await {
+        tracing::warn!(error = error.chain(), "failed to measure the backlogs");
+    }
     if let Err(error) = app.hub.measure_lag().await {
         tracing::warn!(error = error.chain(), "failed to measure the lag");
     }

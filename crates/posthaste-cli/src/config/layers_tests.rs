@@ -125,6 +125,18 @@ fn variables_reach_every_kind_of_value() {
 }
 
 #[test]
+fn settings_of_the_kafka_client_are_read_in_every_form() {
+    let text = "[bus.kafka]\nsecurity.protocol = 'SSL'\n'ssl.ca.location' = 'ca.pem'\nlinger.ms = 5\nlog_queue = true";
+    let kafka = from_file(text).unwrap().bus.kafka;
+    let settings =
+        [("linger.ms", "5"), ("log.queue", "true"), ("security.protocol", "SSL"), ("ssl.ca.location", "ca.pem")];
+    assert_eq!(kafka.0, settings.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
+    let kafka = from_variable("POSTHASTE__BUS__KAFKA__SASL_PASSWORD", "42").unwrap().bus.kafka;
+    assert_eq!(kafka.0["sasl.password"], "42");
+    assert!(!format!("{kafka:?}").contains("42"), "the value may be a secret");
+}
+
+#[test]
 fn unusable_values_are_refused_with_key_and_origin() {
     for (text, expected) in [
         ("[outbox]\nbatch_size = 0", "outbox.batch_size (set in "),
@@ -132,7 +144,9 @@ fn unusable_values_are_refused_with_key_and_origin() {
         ("[outbox]\nlease = 30", "expected a duration as text"),
         ("[http]\nlisten = 'localhost'", "\"localhost\" is not an IP address with a port, such as 127.0.0.1:8080"),
         ("[http]\nlisten = '0.0.0.0:8080'", "this version has no API keys yet"),
-        ("[bus]\nurl = 'kafka://broker:9092'", "names Kafka, which is not built into this version yet"),
+        ("[bus]\nurl = 'nats://broker:4222'", "bus.url (set in "),
+        ("[bus]\nacks = 'some'", "unknown variant `some`"),
+        ("[bus]\npartitions = 0", "bus.partitions (set in "),
         ("[bus]\ntopic_prefix = 'a b'", "bus.topic_prefix"),
         ("[database]\nurl = 'postgres://localhost/x'", "names postgres, which is not built into this version yet"),
         ("[database]\nurl = 'sqlite::memory:'", "is in memory"),

@@ -3,6 +3,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+use posthaste_backend_tests::servers;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -14,6 +15,37 @@ pub struct Installation {
     address: SocketAddr,
     settings: Vec<(String, String)>,
 }
+
+/// The bus of an installation.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Bus {
+    BuiltIn,
+    Kafka,
+}
+
+/// Expands to each of these functions as a test on every bus.
+macro_rules! on_each_bus {
+    ($($test:ident)*) => {
+        mod on_the_built_in_bus {
+            $(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $test() {
+                    super::$test(crate::process::Bus::BuiltIn).await;
+                }
+            )*
+        }
+
+        mod on_kafka {
+            $(
+                #[tokio::test(flavor = "multi_thread")]
+                async fn $test() {
+                    super::$test(crate::process::Bus::Kafka).await;
+                }
+            )*
+        }
+    };
+}
+pub(crate) use on_each_bus;
 
 /// A running `posthaste serve`, killed when it goes out of scope.
 pub struct Server {
@@ -29,6 +61,31 @@ impl Installation {
         let address = probe.local_addr().expect("an address");
         let settings = settings.iter().map(|(key, value)| (format!("POSTHASTE__{key}"), (*value).to_owned()));
         Self { folder: tempfile::tempdir().expect("a folder"), address, settings: settings.collect() }
+    }
+
+    /// An installation with this bus.
+    pub async fn on(bus: Bus, settings: &[(&str, &str)]) -> Self {
+        let mut installation = Self::new(settings);
+        if bus == Bus::Kafka {
+            let (broker, prefix) = servers::kafka().await;
+            installation.use_kafka(&broker, prefix.trim_end_matches('.'));
+        }
+        installation
+    }
+
+    /// Uses this broker, with topics that no other installation has.
+    pub fn use_kafka(&mut self, broker: &str, topic_prefix: &str) {
+        let url = format!("kafka://{broker}");
+        let settings = [
+            ("URL", url.as_str()),
+            ("TOPIC_PREFIX", topic_prefix),
+            ("REPLICATION", "1"),
+            ("PARTITIONS", "3"),
+            // The shortest time that a broker accepts by default, so that a killed server is replaced soon.
+            ("KAFKA__SESSION_TIMEOUT_MS", "6000"),
+        ];
+        let settings = settings.map(|(key, value)| (format!("POSTHASTE__BUS__{key}"), value.to_owned()));
+        self.settings.extend(settings);
     }
 
     pub fn database(&self) -> PathBuf {

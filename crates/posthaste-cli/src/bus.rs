@@ -1,0 +1,143 @@
+//! The bus of a configuration. Only this module names Kafka.
+
+use posthaste_hub::ExternalBus;
+
+use crate::config::Config;
+use crate::embedded::StartError;
+
+/// The address of the bus that is built into the database.
+const BUILT_IN: &str = "builtin";
+const KAFKA: &str = "kafka://";
+
+/// The reason why a server cannot use this bus address, if there is one.
+pub fn refusal(url: &str) -> Option<String> {
+    let Some(brokers) = url.strip_prefix(KAFKA) else {
+        let why = "is not the address of a bus: write \"builtin\", or kafka://HOST:PORT with more brokers after commas";
+        return (url != BUILT_IN).then(|| why.to_owned());
+    };
+    if !cfg!(feature = "kafka") {
+        let why = "names Kafka, and this binary was built without it: use a release package, or build with `--features \
+                   kafka`; or write \"builtin\"";
+        return Some(why.to_owned());
+    }
+    let is_broker = |broker: &str| {
+        let (host, port) = broker.rsplit_once(':').unwrap_or_default();
+        !host.is_empty() && !host.contains(['/', '@', ' ']) && port.parse::<u16>().is_ok_and(|port| port > 0)
+    };
+    let wrong = brokers.split(',').find(|broker| !is_broker(broker));
+    wrong.map(|broker| format!("names the broker {broker:?}: write HOST:PORT, for example kafka://broker:9092"))
+}
+
+/// Opens the bus, if it is not the one that is built into the database. Does not contact it.
+#[cfg(feature = "kafka")]
+pub fn open(config: &Config) -> Result<Option<ExternalBus>, StartError> {
+    use std::sync::Arc;
+
+    let Some(bus) = kafka::open(config)? else { return Ok(None) };
+    Ok(Some(ExternalBus { bus: Arc::new(bus.clone()), inspector: Arc::new(bus) }))
+}
+
+/// Opens the bus that is built into the database. [`refusal`] refuses any other.
+#[cfg(not(feature = "kafka"))]
+pub fn open(_: &Config) -> Result<Option<ExternalBus>, StartError> {
+    Ok(None)
+}
+
+/// Contacts the bus, and says what is wrong with it.
+#[cfg(feature = "kafka")]
+pub async fn check(config: &Config) -> Result<String, StartError> {
+    let Some(bus) = kafka::open(config)? else { return Ok(IN_DATABASE.to_owned()) };
+    bus.check().await.map_err(StartError::Bus)
+}
+
+/// The bus is built into the database. [`refusal`] refuses any other.
+#[cfg(not(feature = "kafka"))]
+pub async fn check(_: &Config) -> Result<String, StartError> {
+    Ok(IN_DATABASE.to_owned())
+}
+
+const IN_DATABASE: &str = "built into the database";
+
+#[cfg(feature = "kafka")]
+mod kafka {
+    use std::collections::BTreeMap;
+
+    use posthaste_hub::{Acks, Compression};
+    use posthaste_kafka::{KafkaBus, KafkaOptions};
+
+    use super::KAFKA;
+    use crate::config::Config;
+    use crate::embedded::StartError;
+
+    /// A value that begins with this is the name of a file that contains the value.
+    const FILE: &str = "file:";
+
+    pub(super) fn open(config: &Config) -> Result<Option<KafkaBus>, StartError> {
+        let Some(brokers) = config.bus.url.strip_prefix(KAFKA) else { return Ok(None) };
+        let bus = &config.bus;
+        let options = KafkaOptions {
+            brokers: brokers.split(',').map(str::to_owned).collect(),
+            topic_prefix: bus.topic_prefix.clone(),
+            partitions: bus.partitions,
+            replication: bus.replication,
+            acks: match bus.acks {
+                Acks::All => "all",
+                Acks::One => "1",
+                Acks::None => "0",
+            }
+            .to_owned(),
+            compression: match bus.compression {
+                Compression::None => "none",
+                Compression::Gzip => "gzip",
+                Compression::Snappy => "snappy",
+                Compression::Lz4 => "lz4",
+                Compression::Zstd => "zstd",
+            }
+            .to_owned(),
+            lease: config.outbox.lease,
+            client: client_settings(&bus.kafka.0)?,
+            ..KafkaOptions::default()
+        };
+        options.validate().map_err(|error| StartError::BusSetting(format!("bus.kafka: {error}")))?;
+        KafkaBus::new(options).map(Some).map_err(|error| StartError::BusSetting(error.chain()))
+    }
+
+    /// Reads the values that are in files.
+    fn client_settings(settings: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, StartError> {
+        let read = |(name, value): (&String, &String)| {
+            let value = match value.strip_prefix(FILE) {
+                None => value.clone(),
+                Some(path) => {
+                    let unreadable =
+                        |error| format!("bus.kafka: {name} is in file {path}, which cannot be read: {error}");
+                    let text =
+                        std::fs::read_to_string(path).map_err(|error| StartError::BusSetting(unreadable(error)))?;
+                    text.trim_end_matches(['\r', '\n']).to_owned()
+                }
+            };
+            Ok((name.clone(), value))
+        };
+        settings.iter().map(read).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_that_are_not_a_bus_are_refused() {
+        assert_eq!(refusal("builtin"), None);
+        for wrong in ["", "kafka", "kafka:/x", "nats://host:1"] {
+            assert!(refusal(wrong).is_some_and(|why| why.contains("kafka://HOST:PORT")), "{wrong}");
+        }
+        if cfg!(feature = "kafka") {
+            assert_eq!(refusal("kafka://one:9092,two:9092"), None);
+            for wrong in ["kafka://", "kafka://one", "kafka://one:9092,", "kafka://one:0", "kafka://user@one:9092"] {
+                assert!(refusal(wrong).is_some_and(|why| why.contains("write HOST:PORT")), "{wrong}");
+            }
+        } else {
+            assert!(refusal("kafka://one:9092").is_some_and(|why| why.contains("built without it")));
+        }
+    }
+}
