@@ -6,6 +6,7 @@ mod commit_unknown;
 mod crash;
 mod delivery;
 mod isolation;
+mod kafka;
 mod operators;
 mod process;
 mod readiness;
