@@ -4,6 +4,7 @@
 //!   right when it passes the suite of its seam.
 //! - The [`simulation`]: many processes on one in-memory database with injected faults, and a checker of what they did.
 //! - [`servers`]: a real PostgreSQL and a real MariaDB, to be used and to be crashed.
+//! - [`report`]: what a benchmark prints.
 //! - [`MemoryBus`] and [`MemorySink`]: a bus and a sink without I/O.
 
 #![warn(missing_docs)]
@@ -12,6 +13,7 @@ pub mod bus_laws;
 pub mod hub_laws;
 mod memory_bus;
 mod memory_sink;
+pub mod report;
 pub mod servers;
 pub mod simulation;
 pub mod source_laws;

@@ -9,8 +9,8 @@ use sqlx::PgPool;
 use tokio::sync::Notify;
 
 use crate::probe;
-use crate::report::{Aim, Report, Rounds};
 use crate::table::{connect, count_done, execute, fill, fill_with, fresh, settle_down};
+use posthaste_backend_tests::report::{Aim, Report, Rounds};
 
 const ROWS: u64 = 200_000;
 

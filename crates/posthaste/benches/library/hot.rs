@@ -8,8 +8,8 @@ use posthaste::{Event, Mode, Outbox};
 use sqlx::PgPool;
 use tokio::sync::{Notify, mpsc};
 
-use crate::report::{Aim, Report, Rounds};
 use crate::table::{PAYLOAD, connect, fresh, settle_down};
+use posthaste_backend_tests::report::{Aim, Report, Rounds};
 
 const WRITERS: u64 = 16;
 

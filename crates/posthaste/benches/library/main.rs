@@ -8,11 +8,10 @@
 mod drain;
 mod hot;
 mod probe;
-mod report;
 mod sqlite;
 mod table;
 
-use report::Report;
+use posthaste_backend_tests::report::Report;
 
 #[tokio::main]
 async fn main() {

@@ -9,7 +9,7 @@ use sqlx::SqlitePool;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous};
 use tokio::sync::Notify;
 
-use crate::report::{Aim, Report, Rounds};
+use posthaste_backend_tests::report::{Aim, Report, Rounds};
 
 const ROWS: u64 = 100_000;
 const BATCH: i64 = 500;

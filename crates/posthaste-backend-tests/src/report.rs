@@ -1,3 +1,5 @@
+//! The report of a benchmark: figures, each beside one that was measured in the same run.
+
 use serde_json::{Value, json};
 
 /// The figures of one run.
@@ -10,6 +12,7 @@ pub struct Report {
 pub struct Rounds(Vec<(f64, f64)>);
 
 impl Rounds {
+    /// Measures both sides in turn.
     pub async fn measure(rounds: usize, ours: impl AsyncFn() -> f64, raw: impl AsyncFn() -> f64) -> Self {
         let mut measured = Vec::with_capacity(rounds);
         for _ in 0..rounds {
@@ -24,11 +27,14 @@ impl Rounds {
 
 /// The target of a figure.
 pub enum Aim {
+    /// The figure is not lower.
     AtLeast(f64),
+    /// The figure is not higher.
     AtMost(f64),
 }
 
 impl Report {
+    /// A report of the figures that were asked for by name.
     pub fn new(request: Vec<String>) -> Self {
         Self { request, figures: Vec::new() }
     }
@@ -42,6 +48,7 @@ impl Report {
         }
     }
 
+    /// Tells a person what is being measured.
     pub fn saying(&self, what: &str) {
         eprintln!("measuring {what} …");
     }
@@ -68,6 +75,7 @@ impl Report {
         eprintln!("{name:<62} {ours:>12.1} {unit:<10} raw {raw:>10.1} ratio {ratio:.2} {}", verdict(&aim, reached));
     }
 
+    /// Prints all figures as one JSON object.
     pub fn print(&self) {
         println!("{}", json!({ "version": env!("CARGO_PKG_VERSION"), "figures": self.figures }));
     }
