@@ -305,6 +305,7 @@ async fn on_sqlite(report: &mut Report) {
     let folder = tempfile::tempdir().expect("a folder");
     let url = format!("sqlite://{}", folder.path().join("log.db").display());
     let database = sqlite::Database::open(&url).await.expect("it opens");
+    database.migrate_hub().await.expect("the tables are created");
     let bus = sqlite::Log::new(sqlite::LogTables::new(database), LogOptions::default());
     let options = SqliteConnectOptions::new().filename(folder.path().join("plain.db")).create_if_missing(true);
     let options = options.journal_mode(SqliteJournalMode::Wal).synchronous(SqliteSynchronous::Full);

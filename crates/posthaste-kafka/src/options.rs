@@ -129,8 +129,10 @@ impl KafkaOptions {
 
     pub(crate) fn consumer_config(&self, group: &str) -> ClientConfig {
         let mut config = ClientConfig::new();
-        // The client reads ahead: at least this many records, at most so many kilobytes.
-        config.set("queued.min.messages", "1000").set("queued.max.messages.kbytes", "16384");
+        // The client reads ahead: at least this many records of a partition, at most so many kilobytes of all. It looks
+        // for room again after this many milliseconds.
+        config.set("queued.min.messages", "10000").set("queued.max.messages.kbytes", "16384");
+        config.set("fetch.queue.backoff.ms", "5");
         config.set("socket.timeout.ms", "10000").set("fetch.wait.max.ms", "100").set("fetch.error.backoff.ms", "100");
         config.set("topic.metadata.refresh.interval.ms", "2000").set("topic.metadata.propagation.max.ms", "5000");
         let session_timeout = self.session_timeout();

@@ -32,7 +32,7 @@ const READ_AT_ONCE: usize = 500;
 /// Acks are durable within 100 ms.
 const COMMIT_INTERVAL: Duration = Duration::from_millis(50);
 /// While this much waits in the buffer, no more is read.
-const MAX_BUFFERED: usize = 4_000;
+const MAX_BUFFERED: usize = 20_000;
 const MAX_BUFFERED_BYTES: usize = 32 * 1024 * 1024;
 const COMMITTING: &str = "commit to Kafka";
 
