@@ -95,6 +95,7 @@ mod kafka {
             }
             .to_owned(),
             lease: config.outbox.lease,
+            retention: bus.retention,
             client: client_settings(&bus.kafka.0)?,
             ..KafkaOptions::default()
         };

@@ -9,7 +9,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use posthaste_api::duration_text;
-use posthaste_hub::{BusSettings, DeliverySettings, DltSettings, OutboxSettings, RoutingSettings, Settings, Violation};
+use posthaste_hub::{
+    BusSettings, DeliverySettings, DltSettings, OutboxSettings, RetentionSettings, RoutingSettings, Settings, Violation,
+};
 use posthaste_server::ClientLimits;
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
@@ -31,6 +33,7 @@ pub struct Config {
     pub routing: RoutingSettings,
     pub delivery: DeliverySettings,
     pub dlt: DltSettings,
+    pub retention: RetentionSettings,
     pub secrets: Secrets,
     pub telemetry: Telemetry,
     pub client: Client,
@@ -89,8 +92,8 @@ impl Config {
 
     /// The sections of the hub.
     pub fn settings(&self) -> Settings {
-        let Self { bus, outbox, routing, delivery, dlt, .. } = self.clone();
-        Settings { bus, outbox, routing, delivery, dlt }
+        let Self { bus, outbox, routing, delivery, dlt, retention, .. } = self.clone();
+        Settings { bus, outbox, routing, delivery, dlt, retention }
     }
 
     /// Every key that has an unusable value, with the reason.

@@ -23,6 +23,7 @@ use crate::matching::SubscriptionMatcher;
 use crate::readiness::ReadinessCheck;
 use crate::registrations::Registrations;
 use crate::relays::{MakeSource, Relays};
+use crate::retention;
 use crate::secrets::Sealer;
 use crate::settings::Settings;
 use crate::topics::TopicNames;
@@ -47,6 +48,8 @@ pub(crate) const EVENT_PROCESSOR: &str = "event-processor";
 pub(crate) const OUTBOX_PROCESSOR: &str = "outbox-processor";
 pub(crate) const DLT_INTAKE: &str = "dlt-intake";
 pub(crate) const DLT_RETRY: &str = "dlt-retry";
+/// The task that removes expired records of the built-in bus.
+const LOG_RETENTION: &str = "log-retention";
 /// How long a stop waits for requests in flight: the longest timeout of a subscription, and a margin. Without requests
 /// in flight, a stop does not wait.
 pub(crate) const LONGEST_REQUEST: Duration = MAX_TIMEOUT.saturating_add(Duration::from_secs(2));
@@ -112,6 +115,12 @@ impl Hub {
         channels.open_recorded().await?;
         let discovering = channels.clone();
         relays.supervisor().spawn("channel-discovery", move || discovering.clone().discover());
+
+        if let Some(retention) = settings.retention.log {
+            let (inspector, stopping) = (stores.inspector.clone(), relays.stopping().clone());
+            let remove = move || retention::remove_expired(inspector.clone(), retention, stopping.clone());
+            relays.supervisor().spawn(LOG_RETENTION, remove);
+        }
 
         let pipeline = Pipeline {
             bus: stores.bus.clone(),

@@ -24,6 +24,7 @@ mod matching;
 mod readiness;
 mod registrations;
 mod relays;
+mod retention;
 mod secrets;
 mod settings;
 mod stalls;
@@ -44,7 +45,7 @@ pub use readiness::{PartStatus, Readiness};
 pub use registrations::{Listed, RegistrationError, Registrations, Versioned};
 pub use secrets::{Sealer, SecretError};
 pub use settings::{
-    Acks, BusSettings, ClientSettings, Compression, DeliverySettings, DltSettings, OutboxSettings, RoutingRule,
-    RoutingSettings, Settings, Violation,
+    Acks, BusSettings, ClientSettings, Compression, DeliverySettings, DltSettings, OutboxSettings, RetentionSettings,
+    RoutingRule, RoutingSettings, Settings, Violation,
 };
 pub use subscription_input::{SubscriptionReplacement, SubscriptionRequest};

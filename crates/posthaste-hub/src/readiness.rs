@@ -56,6 +56,8 @@ impl Readiness {
 pub(crate) struct ReadinessCheck {
     channels: Channels,
     has_external_bus: bool,
+    /// How long the built-in bus keeps records that every group has done.
+    retention: Option<Duration>,
     /// How long a relay may make no progress while work waits. The time of a request to an endpoint is added to it.
     stall_timeout: Duration,
     state: Mutex<State>,
@@ -71,7 +73,8 @@ impl ReadinessCheck {
     pub(crate) fn new(settings: &Settings, channels: Channels, has_external_bus: bool) -> Self {
         // After a crash, work may wait for the end of a lease; an idle relay may sleep for its poll interval.
         let stall_timeout = settings.outbox.lease.max(2 * settings.outbox.poll_interval);
-        Self { channels, has_external_bus, stall_timeout, state: Mutex::default() }
+        let retention = settings.retention.log.filter(|_| !has_external_bus);
+        Self { channels, has_external_bus, retention, stall_timeout, state: Mutex::default() }
     }
 }
 
@@ -130,8 +133,8 @@ impl Hub {
         }
     }
 
-    /// The work that waits now, and the parts that cannot read a partition because its position is lost. Nothing here
-    /// reads more than a few rows.
+    /// The work that waits now, and the parts that need an operator: those that cannot read a partition because its
+    /// position is lost, and those that keep expired records from being removed. Nothing here reads more than a few rows.
     async fn waiting(&self) -> Result<(Vec<WaitingWork>, BTreeMap<String, String>), Away> {
         self.check_database().await?;
         let stall_timeout = self.readiness.stall_timeout;
@@ -161,6 +164,13 @@ impl Hub {
                 stall_timeout: if is_requests { with_requests } else { stall_timeout },
             });
         }
+        if let Some(retention) = self.readiness.retention {
+            for (group, lag) in self.stores.inspector.lag_of_groups().await? {
+                if lag > retention {
+                    lost.entry(group).or_insert_with(|| kept_by_retention(lag));
+                }
+            }
+        }
         if self.stores.dead_letters.is_due().await? {
             // Dead letters of an endpoint that hangs are due and wait. A look at them is progress.
             let progress = self.dead_letters.looks().to_string();
@@ -182,6 +192,14 @@ impl From<StoreError> for Away {
     fn from(error: StoreError) -> Self {
         Self::Database(error)
     }
+}
+
+fn kept_by_retention(lag: Duration) -> String {
+    let hours = lag.as_secs() / 3600;
+    format!(
+        "the oldest record that the group has not done is {hours} h old: expired records of its topics are kept until it \
+         has done them; run `posthaste topics lag` to see where it waits"
+    )
 }
 
 fn lost_position(backlog: &Backlog) -> String {

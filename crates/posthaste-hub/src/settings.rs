@@ -18,6 +18,7 @@ pub struct Settings {
     pub routing: RoutingSettings,
     pub delivery: DeliverySettings,
     pub dlt: DltSettings,
+    pub retention: RetentionSettings,
 }
 
 /// A key whose value cannot be used, and why.
@@ -44,6 +45,9 @@ pub struct BusSettings {
     pub replication: u32,
     pub acks: Acks,
     pub compression: Compression,
+    /// How long a new topic on Kafka keeps its records, done or not.
+    #[serde(with = "duration_or_off")]
+    pub retention: Option<Duration>,
     /// Settings of the Kafka client.
     pub kafka: ClientSettings,
 }
@@ -82,6 +86,7 @@ impl Default for BusSettings {
             replication: 3,
             acks: Acks::default(),
             compression: Compression::default(),
+            retention: Some(Duration::from_secs(7 * 24 * 60 * 60)),
             kafka: ClientSettings::default(),
         }
     }
@@ -277,6 +282,50 @@ impl DltSettings {
             ("dlt.max_retry", self.max_retry > MAX_RETRY, "is more than 100"),
             ("dlt.batch_size", !SIZES.contains(&self.batch_size), "is not 1 to 10000"),
         ])
+    }
+}
+
+/// How long data is kept that is not needed any more.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RetentionSettings {
+    /// The records of the built-in bus that every group has done.
+    #[serde(with = "duration_or_off")]
+    pub log: Option<Duration>,
+}
+
+impl Default for RetentionSettings {
+    fn default() -> Self {
+        Self { log: Some(Duration::from_secs(24 * 60 * 60)) }
+    }
+}
+
+/// A duration, or `"off"` to keep for ever.
+mod duration_or_off {
+    use std::time::Duration;
+
+    use posthaste_api::{format_duration, parse_duration};
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    const OFF: &str = "off";
+
+    pub fn serialize<S: Serializer>(duration: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+        match duration {
+            Some(duration) => serializer.serialize_str(&format_duration(*duration)),
+            None => serializer.serialize_str(OFF),
+        }
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        match text.as_str() {
+            OFF => Ok(None),
+            text => match parse_duration(text) {
+                Ok(duration) => Ok(Some(duration)),
+                Err(error) => Err(D::Error::custom(format!("{text:?} is {error}, or write \"off\""))),
+            },
+        }
     }
 }
 

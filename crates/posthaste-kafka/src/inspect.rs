@@ -163,6 +163,11 @@ impl BusInspector for KafkaBus {
         Ok(0)
     }
 
+    /// Nothing: Kafka removes records itself.
+    async fn remove_expired(&self, _: Duration) -> Result<u64, StoreError> {
+        Ok(0)
+    }
+
     async fn reset(&self, group: &str, topic: &str, partition: Option<u32>, to: ResetTo) -> Result<u64, StoreError> {
         let is_chosen = |state: &PartitionState| {
             let (name, number) = &state.partition;

@@ -29,7 +29,7 @@ pub struct KafkaOptions {
     pub partitions: u32,
     /// On how many brokers a new topic is stored.
     pub replication: u32,
-    /// How long a new topic keeps its records; `None`: as the cluster's default says.
+    /// How long a new topic keeps its records, done or not; `None`: for ever.
     pub retention: Option<Duration>,
     /// Which replicas must have a record before its publish is acked: all, 1 or 0.
     pub acks: String,
@@ -60,7 +60,7 @@ impl Default for KafkaOptions {
             topic_prefix: "posthaste".to_owned(),
             partitions: 6,
             replication: 3,
-            retention: None,
+            retention: Some(Duration::from_secs(7 * 24 * 60 * 60)),
             acks: "all".to_owned(),
             compression: "lz4".to_owned(),
             session_timeout: Duration::from_secs(10),

@@ -62,10 +62,9 @@ impl TopicCreator {
 
     async fn create(&self, topics: Vec<Arc<str>>) -> Vec<(Arc<str>, Result<u32, PublishError>)> {
         let max_message = self.options.max_message();
-        let retention = self.options.retention.map(|retention| retention.as_millis().to_string());
-        let retention = retention.as_deref();
+        let retention = self.options.retention.map_or("-1".to_owned(), |retention| retention.as_millis().to_string());
         let new: Vec<NewTopic<'_>> =
-            topics.iter().map(|topic| self.new_topic(topic, &max_message, retention)).collect();
+            topics.iter().map(|topic| self.new_topic(topic, &max_message, &retention)).collect();
         let options = AdminOptions::new().request_timeout(Some(TIMEOUT)).operation_timeout(Some(TIMEOUT));
         let mut refused: HashMap<String, RDKafkaErrorCode> = HashMap::new();
         match self.admin.create_topics(&new, &options).await {
@@ -88,14 +87,11 @@ impl TopicCreator {
         results
     }
 
-    fn new_topic<'a>(&self, topic: &'a str, max_message: &'a str, retention: Option<&'a str>) -> NewTopic<'a> {
+    fn new_topic<'a>(&self, topic: &'a str, max_message: &'a str, retention: &'a str) -> NewTopic<'a> {
         let replication = TopicReplication::Fixed(i32::try_from(self.options.replication).unwrap_or(i32::MAX));
         let partitions = i32::try_from(self.options.partitions).unwrap_or(i32::MAX);
         let new = NewTopic::new(topic, partitions, replication).set("max.message.bytes", max_message);
-        match retention {
-            Some(retention) => new.set("retention.ms", retention),
-            None => new,
-        }
+        new.set("retention.ms", retention)
     }
 
     /// Asks how many partitions a topic has, until the cluster knows it.

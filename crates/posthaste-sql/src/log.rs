@@ -14,6 +14,9 @@ use crate::unreadable::report;
 /// The maximum size of one read. A single record may be larger.
 pub(crate) const MAX_READ_BYTES: usize = 16 << 20;
 
+/// How many expired records one statement removes. Other writes to the partition wait meanwhile.
+pub(crate) const REMOVED_AT_ONCE: u32 = 1_000;
+
 /// The maximum number of records that are shown of one event. Each has its value, which may be a mebibyte.
 pub(crate) const SHOWN_RECORDS: u32 = 200;
 

@@ -48,6 +48,7 @@ macro_rules! bus_inspector_laws {
             an_event_with_very_many_records_shows_its_oldest_ones
             a_backlog_exists_until_the_group_has_done_its_records
             the_lag_of_a_group_is_the_age_of_its_oldest_record
+            retention_never_passes_the_slowest_group
             a_record_is_quarantined_once_per_group
         );
     };
@@ -145,6 +146,29 @@ pub async fn the_lag_of_a_group_is_the_age_of_its_oldest_record(harness: &impl I
     ack(&*consumer, &fetched).await;
     ack(&*consumer, &consumer.fetch(10).await.unwrap()).await;
     assert!(stores.inspector.lag_of_groups().await.unwrap().is_empty());
+}
+
+/// An expired record is kept until every group has done it, and a record that no group reads is kept.
+pub async fn retention_never_passes_the_slowest_group(harness: &impl InspectorHarness) {
+    let stores = harness.open_bus().await;
+    let (bus, inspector) = (&*stores.bus, &*stores.inspector);
+    publish(bus, (0..5).map(|number| record("a", number)).chain([record("unread", 9)])).await;
+    let (fast, slow) = (join(bus, "fast", "a").await, join(bus, "slow", "a").await);
+    ack(&*fast, &fast.fetch(10).await.unwrap()).await;
+    assert_eq!(inspector.remove_expired(Duration::ZERO).await.unwrap(), 0, "a group has done nothing yet");
+    let fetched = slow.fetch(10).await.unwrap();
+    // The third record is not done, so the fourth stays.
+    ack(&*slow, [&fetched[0], &fetched[1], &fetched[3]]).await;
+    assert_eq!(inspector.remove_expired(Duration::from_secs(3_600)).await.unwrap(), 0, "nothing is expired");
+    assert_eq!(inspector.remove_expired(Duration::ZERO).await.unwrap(), 2);
+    let topics = inspector.topics().await.unwrap();
+    let first = |topic: &str| topics.iter().find(|state| state.topic == topic && state.next_offset > 0).unwrap();
+    assert_eq!((first("a").first_offset, first("unread").first_offset), (2, 0));
+    ack(&*slow, [&fetched[2], &fetched[4]]).await;
+    inspector.remove_expired(Duration::ZERO).await.unwrap();
+    assert!(inspector.backlogs().await.unwrap().is_empty(), "no position is lost");
+    publish(bus, [record("a", 10)]).await;
+    assert_eq!(slow.fetch(10).await.unwrap()[0].position.offset, 5, "the group goes on");
 }
 
 /// Quarantining the same record again changes nothing. Another group has its own entry.

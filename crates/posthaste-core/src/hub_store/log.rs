@@ -15,6 +15,7 @@ use crate::StoreError;
 /// - `the_log_shows_where_an_event_is_and_which_groups_have_done_it`.
 /// - `a_backlog_exists_until_the_group_has_done_its_records`, and its progress changes with every record that is done.
 /// - `the_lag_of_a_group_is_the_age_of_its_oldest_record`: a group that has done everything has no lag.
+/// - `retention_never_passes_the_slowest_group`: an expired record is kept until every group has done it.
 /// - `a_record_is_quarantined_once_per_group`.
 ///
 /// Every query reads a bounded number of rows, however long the log is. A row that cannot be read MUST be reported and
@@ -36,6 +37,12 @@ pub trait BusInspector: Send + Sync + 'static {
 
     /// How many records are in quarantine, of all groups.
     async fn quarantined_count(&self) -> Result<u64, StoreError>;
+
+    /// Removes records that are older than this and that every group of their partition has done, at most a few thousand.
+    /// Returns how many; 0 if there are none left. Records of a partition that no group reads are kept.
+    ///
+    /// A bus that has a retention of its own removes nothing here.
+    async fn remove_expired(&self, age: Duration) -> Result<u64, StoreError>;
 
     /// Moves a group to another position in one partition of a topic, or in all of them. Its consumers go on from there;
     /// records in flight may be delivered again. Returns the number of partitions, 0 if the group does not read the

@@ -8,6 +8,7 @@ mod notify;
 mod plans;
 mod quarantine;
 mod read;
+mod retention;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};

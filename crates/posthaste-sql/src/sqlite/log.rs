@@ -5,6 +5,7 @@ mod inspect;
 mod leases;
 mod quarantine;
 mod read;
+mod retention;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};

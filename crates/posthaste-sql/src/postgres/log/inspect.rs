@@ -6,7 +6,7 @@ use posthaste_core::hub_store::{Backlog, BusInspector, LogEntry, ResetTo, TopicS
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, FromRow, Row};
 
-use super::{LogTables, READ, WRITE};
+use super::{LogTables, READ, WRITE, retention};
 use crate::log::{EntryRow, SHOWN_RECORDS, TopicRow, entries, topics};
 use crate::postgres::clock::{CLOCK, span};
 use crate::postgres::errors::store_error;
@@ -134,6 +134,10 @@ impl BusInspector for LogTables {
         let rows = self.operate(DOING, READ, sqlx::query("SELECT records FROM quarantine_depth")).await?;
         let count = rows.first().map_or(Ok(0), |row| row.try_get::<i64, _>(0));
         Ok(count.map_err(|error| store_error(DOING, error))?.unsigned_abs())
+    }
+
+    async fn remove_expired(&self, age: Duration) -> Result<u64, StoreError> {
+        retention::remove_expired(self, age).await
     }
 
     async fn reset(&self, group: &str, topic: &str, partition: Option<u32>, to: ResetTo) -> Result<u64, StoreError> {

@@ -6,7 +6,7 @@ use posthaste_core::hub_store::{Backlog, BusInspector, LogEntry, ResetTo, TopicS
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, FromRow, Row};
 
-use super::LogTables;
+use super::{LogTables, retention};
 use crate::log::{EntryRow, SHOWN_RECORDS, TopicRow, entries, topics};
 use crate::sqlite::clock::{NOW_MS, span, time};
 use crate::sqlite::errors::doing;
@@ -110,6 +110,10 @@ impl BusInspector for LogTables {
         let query = sqlx::query_scalar("SELECT records FROM quarantine_depth").fetch_one(self.database.operators());
         let count: i64 = doing("count quarantined records", query).await?;
         Ok(count.unsigned_abs())
+    }
+
+    async fn remove_expired(&self, age: Duration) -> Result<u64, StoreError> {
+        retention::remove_expired(self, age).await
     }
 
     async fn reset(&self, group: &str, topic: &str, partition: Option<u32>, to: ResetTo) -> Result<u64, StoreError> {
