@@ -1,4 +1,5 @@
 use posthaste_core::StoreError;
+use posthaste_core::hub_store::QuarantineCount;
 use posthaste_core::metric_names::{BACKLOG, DLT_DEPTH, QUARANTINED};
 
 use crate::Hub;
@@ -17,7 +18,9 @@ impl Hub {
                 metrics::gauge!(BACKLOG, &labels).set(backlog as f64);
             }
         }
-        metrics::gauge!(QUARANTINED).set(self.stores.inspector.quarantined_count().await? as f64);
+        for QuarantineCount { group, topic, records } in self.stores.quarantine.counts().await? {
+            metrics::gauge!(QUARANTINED, "group" => group, "topic" => topic).set(records as f64);
+        }
         Ok(())
     }
 }

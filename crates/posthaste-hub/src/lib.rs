@@ -21,6 +21,7 @@ mod ingest;
 mod lag;
 mod lanes;
 mod matching;
+mod quarantine;
 mod readiness;
 mod registrations;
 mod relays;
@@ -29,6 +30,7 @@ mod settings;
 mod stalls;
 mod subscription_input;
 mod supervisor;
+mod topic_records;
 mod topics;
 mod watched;
 mod webhook_dispatcher;
@@ -38,7 +40,7 @@ pub use hub::{Hub, Parts, StartError};
 pub use ingest::{Accepted, Ingest, IngestError};
 pub use posthaste_core::hub_store::{
     Created, DeadLetterCursor, DeadLetterFilter, DeadLetterSort, DeadLetterSortKey, DeadLetterStatus, PageRequest,
-    RegistryError, SubscriptionFilter,
+    QuarantineCursor, QuarantineFilter, QuarantineStatus, READ_RECORDS, RegistryError, SubscriptionFilter,
 };
 pub use readiness::{PartStatus, Readiness};
 pub use registrations::{Listed, RegistrationError, Registrations, Versioned};

@@ -8,6 +8,7 @@ mod delivery;
 mod isolation;
 mod operators;
 mod process;
+mod quarantine;
 mod readiness;
 mod secrets;
 mod slow_clients;
