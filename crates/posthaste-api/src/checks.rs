@@ -1,8 +1,10 @@
+use chrono::{DateTime, Utc};
+
 use crate::problem::FieldError;
 
 /// Collects the violations of an input, so that all of them are reported at once.
 #[derive(Default)]
-pub(crate) struct Errors(Vec<FieldError>);
+pub(crate) struct Errors(pub(crate) Vec<FieldError>);
 
 impl Errors {
     pub(crate) fn add(&mut self, field: &str, detail: impl Into<String>) {
@@ -36,6 +38,15 @@ impl Errors {
             self.add(field, refused_character(character));
         }
     }
+}
+
+/// Reads a time of an input; `None` if there is none, or if it breaks the rule.
+pub fn read_time(field: &str, text: Option<String>, errors: &mut Vec<FieldError>) -> Option<DateTime<Utc>> {
+    let time = DateTime::parse_from_rfc3339(&text?);
+    if time.is_err() {
+        errors.push(FieldError::new(field, "is not a time such as 2026-01-31T12:00:00Z"));
+    }
+    time.ok().map(|time| time.with_timezone(&Utc))
 }
 
 fn refused_character(character: char) -> String {

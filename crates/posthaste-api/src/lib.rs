@@ -7,6 +7,7 @@
 //! [`proto`] contains the Protobuf messages of the bus; everything else is JSON of the REST API.
 
 mod auth;
+mod base64_bytes;
 mod checks;
 mod dead_letter;
 mod definition;
@@ -17,10 +18,12 @@ mod headers;
 mod mask;
 mod problem;
 mod publish;
+mod quarantine;
 mod readable;
 mod replay;
 mod subscription;
 mod topic;
+mod topic_records;
 mod trace;
 
 pub mod duration_text;
@@ -29,6 +32,8 @@ pub mod proto;
 pub mod suggest;
 
 pub use auth::{AuthIn, AuthOut, Secret};
+pub use base64_bytes::Base64;
+pub use checks::read_time;
 pub use dead_letter::{
     DeadLetter, DeadLetterDetail, DeadLetterPage, DeadLetterStatus, FailureSummary, RetryAttempt, Trigger,
 };
@@ -41,8 +46,13 @@ pub use input::{Input, InputError, read_json, read_json_with};
 pub use mask::{MASK, is_masked_endpoint, masked_endpoint};
 pub use problem::{FieldError, Problem};
 pub use publish::{BatchItem, BatchOut, MAX_BATCH, PublishOut};
-pub use readable::readable;
+pub use quarantine::{
+    QuarantineAction, QuarantineActionIn, QuarantineDiscardIn, QuarantineFilterIn, QuarantinePage, QuarantineReplayIn,
+    QuarantineResult, QuarantineResults, QuarantineSelection, QuarantineStatus, QuarantinedDetail, QuarantinedRecord,
+};
+pub use readable::{readable, readable_event};
 pub use replay::{ReplayIn, ReplayOut, ReplayResult};
 pub use subscription::{MAX_TIMEOUT, NewSubscription, PayloadType, Protocol, Subscription, SubscriptionIn, Target};
 pub use topic::{GroupPosition, Reset, ResetIn, ResetOut, ResetTo, Topic, TopicList, TopicPartition};
+pub use topic_records::{BadReadFrom, ReadFrom, TopicCursor, TopicRecord, TopicRecords};
 pub use trace::{DeliveryState, EventTrace, OutboxState, OutboxStatus, TopicPosition, TracedDelivery};

@@ -43,6 +43,11 @@ pub fn readable(delivery: &OutboxEvent) -> Box<RawValue> {
     serde_json::value::to_raw_value(&readable).expect("a readable delivery is JSON")
 }
 
+/// An event as JSON for people, with the fields of [`readable`].
+pub fn readable_event(event: &EventHubEvent) -> Box<RawValue> {
+    serde_json::value::to_raw_value(&ReadableEvent::of(event)).expect("a readable event is JSON")
+}
+
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ReadableDelivery<'a> {

@@ -13,6 +13,7 @@ use crate::dlt::DltCommand;
 use crate::exit::UsageError;
 use crate::output::Output;
 use crate::publish::PublishOptions;
+use crate::quarantine::QuarantineCommand;
 use crate::subscriptions::SubscriptionsCommand;
 use crate::topics::TopicsCommand;
 
@@ -62,7 +63,10 @@ pub enum Command {
     /// Dead letters: deliveries that failed too often
     #[command(subcommand)]
     Dlt(DltCommand),
-    /// Topics of the bus: their partitions, and how far each group has read
+    /// Quarantine: records that could not be read
+    #[command(subcommand)]
+    Quarantine(QuarantineCommand),
+    /// Topics of the bus: their partitions, their records, and how far each group has read
     #[command(subcommand)]
     Topics(TopicsCommand),
     /// Find problems in the configuration and the database, and say how to fix them

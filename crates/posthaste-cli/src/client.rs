@@ -8,8 +8,9 @@ use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use posthaste_api::{
-    BatchOut, DeadLetterDetail, DeadLetterPage, Definition, DefinitionIn, EventIn, Problem, PublishOut, ReplayIn,
-    ReplayOut, ResetIn, ResetOut, Subscription, SubscriptionIn, TopicList,
+    BatchOut, DeadLetterDetail, DeadLetterPage, Definition, DefinitionIn, EventIn, Problem, PublishOut,
+    QuarantineDiscardIn, QuarantinePage, QuarantineReplayIn, QuarantineResults, QuarantinedDetail, ReplayIn, ReplayOut,
+    ResetIn, ResetOut, Subscription, SubscriptionIn, TopicList, TopicRecords,
 };
 use posthaste_hub::Created;
 use serde::de::DeserializeOwned;
@@ -21,6 +22,8 @@ use crate::exit::Exit;
 
 /// How long the client waits for a response, in addition to the `wait` of the request.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the client waits for the replay of quarantined records, whose bytes are published before the response.
+const REPLAY_TIMEOUT: Duration = Duration::from_secs(300);
 /// The largest response to read. The server never sends as much; another program at this address might.
 const MAX_RESPONSE: usize = 64 << 20;
 
@@ -200,6 +203,29 @@ impl Client {
         self.send(Method::POST, "api/topics/reset", &[], json(reset)?).await
     }
 
+    /// `from` is `earliest`, `latest` or the cursor of the page before.
+    pub async fn topic_records(&self, topic: &str, from: &str, limit: u64) -> Result<TopicRecords, ClientError> {
+        let query = [("from", Some(from.to_owned())), ("limit", Some(limit.to_string()))];
+        self.send(Method::GET, &format!("api/topics/{}/records", segment(topic)), &query, None).await
+    }
+
+    pub async fn quarantine(&self, query: &Query<'_>) -> Result<QuarantinePage, ClientError> {
+        self.send(Method::GET, "api/quarantine", query, None).await
+    }
+
+    pub async fn quarantined(&self, id: Uuid) -> Result<QuarantinedDetail, ClientError> {
+        self.send(Method::GET, &format!("api/quarantine/{id}"), &[], None).await
+    }
+
+    pub async fn replay_quarantined(&self, replay: &QuarantineReplayIn) -> Result<QuarantineResults, ClientError> {
+        let request = self.request(Method::POST, "api/quarantine/replay", &[], None, json(replay)?)?;
+        self.read(self.exchange(request, REPLAY_TIMEOUT).await?)
+    }
+
+    pub async fn discard_quarantined(&self, discard: &QuarantineDiscardIn) -> Result<QuarantineResults, ClientError> {
+        self.send(Method::POST, "api/quarantine/discard", &[], json(discard)?).await
+    }
+
     async fn versioned<T: DeserializeOwned>(&self, path: &str) -> Result<Versioned<T>, ClientError> {
         let response = self.exchange(self.request(Method::GET, path, &[], None, None)?, RESPONSE_TIMEOUT).await?;
         let tag = response.headers().get(ETAG).cloned();
@@ -291,6 +317,16 @@ impl Client {
     }
 }
 
+/// A name as one segment of a path. What is not a letter, a digit or one of `.`, `_`, `-` is escaped.
+fn segment(name: &str) -> String {
+    let escaped = |byte: u8| match byte {
+        b'.' | b'_' | b'-' => char::from(byte).to_string(),
+        byte if byte.is_ascii_alphanumeric() => char::from(byte).to_string(),
+        byte => format!("%{byte:02X}"),
+    };
+    name.bytes().map(escaped).collect()
+}
+
 /// Describes a problem: by its violations if it has any, because its other fields only summarise them.
 fn describe(problem: &Problem) -> String {
     match problem.errors.as_slice() {
@@ -329,6 +365,14 @@ mod tests {
         assert_eq!(request.uri().to_string(), "http://h:1/below/api/x?q=a+b%26c");
         let request = client.request(Method::GET, "api/x", &[], None, None).unwrap();
         assert_eq!(request.uri().to_string(), "http://h:1/below/api/x");
+    }
+
+    #[test]
+    fn a_name_is_one_segment_of_a_path() {
+        let client = Client::new("http://h:1").unwrap();
+        let path = format!("api/topics/{}/records", segment("posthaste.events.a-b_c/ü?%"));
+        let request = client.request(Method::GET, &path, &[], None, None).unwrap();
+        assert_eq!(request.uri().path(), "/api/topics/posthaste.events.a-b_c%2F%C3%BC%3F%25/records");
     }
 
     #[tokio::test]

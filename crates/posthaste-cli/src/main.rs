@@ -17,8 +17,10 @@ mod embedded;
 mod exit;
 mod output;
 mod publish;
+mod quarantine;
 mod serve;
 mod subscriptions;
+mod tail;
 mod telemetry;
 mod topics;
 
@@ -64,6 +66,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         Command::Definitions(command) => definitions::run(command, &shared.client()?, shared.output).await,
         Command::Subscriptions(command) => subscriptions::run(command, &shared.client()?, shared.output).await,
         Command::Dlt(command) => dlt::run(command, &shared.client()?, shared.output).await,
+        Command::Quarantine(command) => quarantine::run(command, &shared.client()?, shared.output).await,
         Command::Topics(command) => topics::run(command, &shared.client()?, shared.output).await,
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -3,6 +3,7 @@ use posthaste_api::{GroupPosition, ResetIn, ResetTo, Topic, TopicList, TopicPart
 
 use crate::client::Client;
 use crate::output::{Output, Table, say};
+use crate::tail::{self, TailOptions};
 
 #[derive(Subcommand)]
 pub enum TopicsCommand {
@@ -17,6 +18,8 @@ pub enum TopicsCommand {
         #[arg(long)]
         topic: Option<String>,
     },
+    /// Print the records of a topic, each as one line of JSON
+    Tail(TailOptions),
     /// Move a group to another position, for example after its position was lost
     Reset {
         /// Topic to reset
@@ -57,6 +60,7 @@ pub async fn run(command: TopicsCommand, client: &Client, output: Output) -> any
             }
             Ok(())
         }
+        TopicsCommand::Tail(options) => tail::run(options, client).await,
         TopicsCommand::Reset { topic, group, partition, to } => {
             let to = match to {
                 To::Earliest => ResetTo::Earliest,

@@ -57,6 +57,10 @@ pub const HUB_TASK_PANICS: &str = "posthaste_task_panics_total";
 pub const UNMATCHED: &str = "posthaste_unmatched_total";
 /// Records that were quarantined.
 pub const QUARANTINED_TOTAL: &str = "posthaste_quarantined_total";
+/// Quarantined records that an operator replayed.
+pub const QUARANTINE_REPLAYED: &str = "posthaste_quarantine_replayed_total";
+/// Quarantined records that an operator discarded.
+pub const QUARANTINE_DISCARDED: &str = "posthaste_quarantine_discarded_total";
 /// Records in quarantine.
 pub const QUARANTINED: &str = "posthaste_quarantined";
 /// Records of a topic that a group has not acked.

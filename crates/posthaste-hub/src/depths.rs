@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use posthaste_core::hub_store::QuarantineCount;
 use posthaste_core::metric_names::{BACKLOG, DLT_DEPTH, QUARANTINED};
 use posthaste_core::{FaultKind, StoreError};
 use tokio::time::timeout;
@@ -15,7 +16,9 @@ impl Hub {
         for (status, count) in self.dead_letter_depth().await? {
             metrics::gauge!(DLT_DEPTH, "status" => status.as_str()).set(count as f64);
         }
-        metrics::gauge!(QUARANTINED).set(self.stores.inspector.quarantined_count().await? as f64);
+        for QuarantineCount { group, topic, records } in self.stores.quarantine.counts().await? {
+            metrics::gauge!(QUARANTINED, "group" => group, "topic" => topic).set(records as f64);
+        }
         Ok(())
     }
 

@@ -6,13 +6,14 @@ use std::time::Duration;
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
 use posthaste_api::proto::{self, EventHubEvent, OutboxEvent, event_hub_event};
-use posthaste_api::{Domain, readable};
+use posthaste_api::{Domain, readable, readable_event};
 use posthaste_core::bus::{Fetched, Record, route};
 use posthaste_core::hub_store::{DeadLetterFields, NewDeadLetter};
 use posthaste_core::outbox::OutboxItem;
 use posthaste_core::{BusItem, DecodeError, Decoded, Event, GivenUp, Payload};
 use posthaste_webhook::Endpoint;
 use prost::Message;
+use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use crate::matching::ActiveSubscription;
@@ -141,6 +142,30 @@ pub(crate) fn dead_letter(topics: &TopicNames, item: &BusItem<OutboxEvent>, give
         value: message.encode_to_vec().into(),
         headers: Vec::new(),
     }
+}
+
+/// The value of a record, for people.
+pub(crate) struct ReadableValue {
+    /// The schema that the value names.
+    pub(crate) schema_id: Option<u32>,
+    /// The message as JSON, without secrets, or why it cannot be decoded.
+    pub(crate) value: Result<Box<RawValue>, String>,
+}
+
+/// Decodes the value of a record by the kind of its topic. Values have no schema registry framing yet.
+pub(crate) fn readable_value(topics: &TopicNames, record: &Fetched) -> ReadableValue {
+    let (topic, schema_id) = (&*record.position.topic, None);
+    let value = match &record.damage {
+        Some(damage) => Err(damage.clone()),
+        None if topics.has_events(topic) => EventHubEvent::decode(record.value.clone())
+            .map(|event| readable_event(&event))
+            .map_err(|error| format!("not an EventHubEvent: {error}")),
+        None if topics.has_deliveries(topic) => OutboxEvent::decode(record.value.clone())
+            .map(|delivery| readable(&delivery))
+            .map_err(|error| format!("not an OutboxEvent: {error}")),
+        None => Err("the topic is none of this server: the type of its messages is not known".to_owned()),
+    };
+    ReadableValue { schema_id, value }
 }
 
 /// The dead letter of a record of a dead-letter topic. Its first retry is due after the configured interval, or after

@@ -21,6 +21,7 @@ mod ingest;
 mod lag;
 mod lanes;
 mod matching;
+mod quarantine;
 mod readiness;
 mod registrations;
 mod relays;
@@ -30,6 +31,7 @@ mod settings;
 mod stalls;
 mod subscription_input;
 mod supervisor;
+mod topic_records;
 mod topics;
 mod watched;
 mod webhook_dispatcher;
@@ -39,7 +41,7 @@ pub use hub::{ExternalBus, Hub, Parts, StartError};
 pub use ingest::{Accepted, Ingest, IngestError};
 pub use posthaste_core::hub_store::{
     Created, DeadLetterCursor, DeadLetterFilter, DeadLetterSort, DeadLetterSortKey, DeadLetterStatus, PageRequest,
-    RegistryError, SubscriptionFilter,
+    QuarantineCursor, QuarantineFilter, QuarantineStatus, READ_RECORDS, RegistryError, SubscriptionFilter,
 };
 pub use readiness::{PartStatus, Readiness};
 pub use registrations::{Listed, RegistrationError, Registrations, Versioned};

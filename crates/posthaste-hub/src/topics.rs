@@ -29,4 +29,14 @@ impl TopicNames {
     pub(crate) fn dlt(&self, domain: Domain) -> Arc<str> {
         format!("{}.dlt.{domain}", self.prefix).into()
     }
+
+    /// True for an event topic.
+    pub(crate) fn has_events(&self, topic: &str) -> bool {
+        topic.starts_with(&self.all_events())
+    }
+
+    /// True for an outbox topic or a dead-letter topic.
+    pub(crate) fn has_deliveries(&self, topic: &str) -> bool {
+        Domain::ALL.into_iter().any(|domain| *topic == *self.outbox(domain) || *topic == *self.dlt(domain))
+    }
 }

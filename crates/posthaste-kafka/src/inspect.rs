@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use async_trait::async_trait;
 use posthaste_core::bus::{Fetched, Position};
-use posthaste_core::hub_store::{Backlog, BusInspector, LogEntry, ResetTo, TopicState};
+use posthaste_core::hub_store::{Backlog, BusInspector, LogEntry, READ_BYTES, READ_RECORDS, ResetTo, TopicState};
 use posthaste_core::{Progress, StoreError, lock};
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
@@ -25,8 +25,6 @@ use crate::positions::{Bounds, TIMEOUT, TopicPartition, bounds, committed};
 
 /// The longest list of backlogs.
 const MAX_BACKLOGS: usize = 1_000;
-/// The size of the records that one read returns.
-const MAX_READ_BYTES: usize = 4 * 1024 * 1024;
 /// How long a read waits for records that exist.
 const READ_TIMEOUT: Duration = Duration::from_secs(5);
 const READING: &str = "read a topic";
@@ -95,12 +93,6 @@ impl KafkaBus {
         })
         .await
     }
-
-    /// Reads records of a topic from these offsets on, without a group.
-    pub async fn read(&self, topic: &str, from: &BTreeMap<u32, i64>, limit: usize) -> Result<Vec<Fetched>, StoreError> {
-        let (options, topic, from) = (self.0.options.clone(), topic.to_owned(), from.clone());
-        blocking(READING, move || read(&options, &topic, &from, limit)).await
-    }
 }
 
 #[async_trait]
@@ -159,8 +151,10 @@ impl BusInspector for KafkaBus {
         Ok(lags.into_iter().collect())
     }
 
-    async fn quarantined_count(&self) -> Result<u64, StoreError> {
-        Ok(0)
+    async fn read(&self, topic: &str, from: &BTreeMap<u32, i64>, limit: usize) -> Result<Vec<Fetched>, StoreError> {
+        let (options, topic, from) = (self.0.options.clone(), topic.to_owned(), from.clone());
+        let limit = limit.min(READ_RECORDS);
+        blocking(READING, move || read(&options, &topic, &from, limit)).await
     }
 
     /// Nothing: Kafka removes records itself.
@@ -206,7 +200,10 @@ fn our_partitions(client: &BaseConsumer<LoggingContext>, prefix: &str) -> KafkaR
 
 fn read(options: &KafkaOptions, topic: &str, from: &BTreeMap<u32, i64>, limit: usize) -> KafkaResult<Vec<Fetched>> {
     let client: BaseConsumer<LoggingContext> = options.consumer_config("tail").create_with_context(LoggingContext)?;
-    let partitions: Vec<TopicPartition> = from.keys().map(|number| (topic.to_owned(), *number as i32)).collect();
+    let metadata = client.fetch_metadata(Some(topic), TIMEOUT)?;
+    let existing = metadata.topics().iter().filter(|found| found.name() == topic).flat_map(|found| found.partitions());
+    let asked_for = existing.map(|partition| partition.id()).filter(|number| from.contains_key(&(*number as u32)));
+    let partitions: Vec<TopicPartition> = asked_for.map(|number| (topic.to_owned(), number)).collect();
     let mut list = TopicPartitionList::new();
     // Where each partition ends now, and where the next record to read is.
     let mut unread = HashMap::new();
@@ -219,7 +216,7 @@ fn read(options: &KafkaOptions, topic: &str, from: &BTreeMap<u32, i64>, limit: u
     }
     client.assign(&list)?;
     let (mut records, mut bytes, deadline) = (Vec::new(), 0, Instant::now() + READ_TIMEOUT);
-    while !unread.is_empty() && records.len() < limit && bytes < MAX_READ_BYTES && Instant::now() < deadline {
+    while !unread.is_empty() && records.len() < limit && bytes < READ_BYTES && Instant::now() < deadline {
         let Some(message) = client.poll(Duration::from_millis(100)) else { continue };
         let message = message?;
         if unread.get(&message.partition()).is_some_and(|next| message.offset() + 1 >= *next) {

@@ -135,6 +135,8 @@ async fn operators_see_topics_backlogs_and_the_age_of_the_oldest_record() {
 
     let read = bus.read(&cluster.topic, &BTreeMap::from([(0, 1)]), 10).await.unwrap();
     assert_eq!(keys(&read), ["1", "2"], "a topic is read without a group");
+    assert!(bus.read("unknown", &BTreeMap::from([(0, 0)]), 10).await.unwrap().is_empty());
+    assert!(bus.read(&cluster.topic, &BTreeMap::from([(9, 0)]), 10).await.unwrap().is_empty());
     consumer.close().await.unwrap();
 }
 

@@ -3,8 +3,7 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use chrono::{DateTime, Utc};
-use posthaste_api::{DeadLetterDetail, DeadLetterPage, Domain, FieldError, Input, ReplayIn};
+use posthaste_api::{DeadLetterDetail, DeadLetterPage, Domain, FieldError, Input, ReplayIn, read_time};
 use posthaste_hub::{DeadLetterCursor, DeadLetterFilter, DeadLetterSort, DeadLetterStatus};
 use serde::Deserialize;
 
@@ -61,7 +60,7 @@ impl Input for ListParams {
         if let Some(Err(error)) = &domain {
             errors.push(FieldError::new("domain", error.to_string()));
         }
-        let (from, to) = (time("from", self.from, &mut errors), time("to", self.to, &mut errors));
+        let (from, to) = (read_time("from", self.from, &mut errors), read_time("to", self.to, &mut errors));
         let sort = self.sort.map_or(Ok(DeadLetterFilter::default().sort), |sort| sort.parse::<DeadLetterSort>());
         if let Err(error) = &sort {
             errors.push(FieldError::new("sort", error.to_string()));
@@ -95,14 +94,6 @@ impl Input for ListParams {
             size: request.size,
         })
     }
-}
-
-fn time(field: &str, text: Option<String>, errors: &mut Vec<FieldError>) -> Option<DateTime<Utc>> {
-    let time = DateTime::parse_from_rfc3339(&text?);
-    if time.is_err() {
-        errors.push(FieldError::new(field, "is not a time such as 2026-01-31T12:00:00Z"));
-    }
-    time.ok().map(|time| time.with_timezone(&Utc))
 }
 
 pub(crate) async fn get(

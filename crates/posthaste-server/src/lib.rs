@@ -11,6 +11,7 @@ mod health;
 mod host;
 mod paging;
 mod problem;
+mod quarantine;
 mod registry;
 mod router;
 mod topics;

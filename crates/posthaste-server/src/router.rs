@@ -10,7 +10,7 @@ use posthaste_hub::Hub;
 use crate::connections::ClientLimits;
 use crate::extract::BodyTimeout;
 use crate::problem::{Code, ErrorResponse};
-use crate::{dead_letters, events, health, host, registry, topics};
+use crate::{dead_letters, events, health, host, quarantine, registry, topics};
 
 /// Enough for one event with the largest payload in base64 and the largest headers.
 const MAX_EVENT_BODY: usize = 2 * 1024 * 1024;
@@ -46,6 +46,11 @@ pub(crate) fn router(hub: Arc<Hub>, metrics: PrometheusHandle, limits: ClientLim
         .route("/api/replay", post(dead_letters::replay))
         .route("/api/topics", get(topics::list))
         .route("/api/topics/reset", post(topics::reset))
+        .route("/api/topics/{topic}/records", get(topics::records))
+        .route("/api/quarantine", get(quarantine::list))
+        .route("/api/quarantine/{id}", get(quarantine::get))
+        .route("/api/quarantine/replay", post(quarantine::replay))
+        .route("/api/quarantine/discard", post(quarantine::discard))
         // The older paths of the dead-letter service.
         .route("/dlt-messages", get(dead_letters::list))
         .route("/dlt-messages/{id}", get(dead_letters::get))

@@ -14,6 +14,8 @@ mod database_kind;
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod inbox;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod list;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod log;
 mod migrations;
 #[cfg(feature = "mysql")]

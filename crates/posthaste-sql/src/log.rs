@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
-use posthaste_core::hub_store::{GroupProgress, LogEntry, TopicState};
+use posthaste_core::bus::{Fetched, Position};
+use posthaste_core::hub_store::{GroupProgress, LogEntry, READ_RECORDS, TopicState};
 use posthaste_core::log::StoredRecord;
 use posthaste_core::{BoxError, FaultKind, Progress, StoreError};
 
@@ -46,6 +48,18 @@ pub(crate) fn read_headers(
             record.headers.push(("unreadable".to_owned(), raw()));
         }
     }
+}
+
+/// A record that was read for an operator, outside of any group.
+pub(crate) fn inspected(topic: &Arc<str>, partition: u32, record: StoredRecord) -> Fetched {
+    let StoredRecord { offset, key, value, headers, damage, .. } = record;
+    let position = Position { topic: Arc::clone(topic), partition, offset, generation: 0 };
+    Fetched { position, key, value, headers, damage }
+}
+
+/// The share of each partition in the limit of a read, see `BusInspector::read`.
+pub(crate) fn share_of_read(limit: usize, partitions: usize) -> usize {
+    limit.min(READ_RECORDS).div_ceil(partitions.max(1))
 }
 
 /// Each topic with the ids of its partitions. The rows are sorted by partition.

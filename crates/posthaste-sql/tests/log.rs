@@ -6,6 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use posthaste_backend_tests::bus_laws::{BusHarness, LEASE};
+use posthaste_backend_tests::hub_laws::bus_inspector::{InspectedBus, InspectorHarness};
 use posthaste_core::Settled;
 use posthaste_core::bus::{Bus, Consumer, Fetched, Position, PublishError, Record, Topics};
 use posthaste_core::hub_store::{BusInspector, ResetTo};
@@ -32,6 +33,15 @@ impl File {
         let database = Database::open(&url).await.unwrap();
         database.migrate_hub().await.unwrap();
         database
+    }
+}
+
+#[async_trait]
+impl InspectorHarness for File {
+    async fn open_bus(&self) -> InspectedBus {
+        let log = self.open().await;
+        let inspector = Arc::new(log.store().clone());
+        InspectedBus { bus: Arc::new(log), inspector }
     }
 }
 
@@ -71,6 +81,7 @@ mod with_one_partition {
 
 mod with_four_partitions {
     posthaste_backend_tests::bus_laws!(super::File::new(4, super::LEASE));
+    posthaste_backend_tests::bus_inspector_laws!(super::File::new(4, super::LONG));
 }
 
 const LONG: Duration = Duration::from_secs(60);

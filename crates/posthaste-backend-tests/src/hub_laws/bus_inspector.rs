@@ -1,25 +1,23 @@
-//! The laws of [`BusInspector`](posthaste_core::hub_store::BusInspector) and
-//! [`Quarantine`](posthaste_core::bus::Quarantine).
+//! The laws of [`BusInspector`](posthaste_core::hub_store::BusInspector).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use posthaste_core::Settled;
-use posthaste_core::bus::{Bus, Consumer, Fetched, Poison, Position, Quarantine, Record, Topics};
-use posthaste_core::hub_store::{BusInspector, GroupProgress};
+use posthaste_core::bus::{Bus, Consumer, Fetched, Position, Record, Topics};
+use posthaste_core::hub_store::{BusInspector, GroupProgress, READ_BYTES};
 
 use super::{HubHarness, options};
 
-/// A bus with its inspector and quarantine.
+/// A bus with its inspector.
 pub struct InspectedBus {
     /// The bus.
     pub bus: Arc<dyn Bus>,
     /// Its inspector.
     pub inspector: Arc<dyn BusInspector>,
-    /// Its quarantine.
-    pub quarantine: Arc<dyn Quarantine>,
 }
 
 /// One store that buses are opened on. Each law gets a fresh one. Every [`HubHarness`] is one.
@@ -33,12 +31,12 @@ pub trait InspectorHarness: Send + Sync {
 impl<H: HubHarness> InspectorHarness for H {
     async fn open_bus(&self) -> InspectedBus {
         let stores = self.open(options()).await;
-        InspectedBus { bus: stores.bus, inspector: stores.inspector, quarantine: stores.quarantine }
+        InspectedBus { bus: stores.bus, inspector: stores.inspector }
     }
 }
 
-/// Expands to one test per law of [`BusInspector`] and [`Quarantine`], each on the fresh harness that the expression
-/// makes: `bus_inspector_laws!(Harness::start().await)`.
+/// Expands to one test per law of [`BusInspector`], each on the fresh harness that the expression makes:
+/// `bus_inspector_laws!(Harness::start().await)`.
 #[macro_export]
 macro_rules! bus_inspector_laws {
     ($harness:expr) => {
@@ -49,7 +47,8 @@ macro_rules! bus_inspector_laws {
             a_backlog_exists_until_the_group_has_done_its_records
             the_lag_of_a_group_is_the_age_of_its_oldest_record
             retention_never_passes_the_slowest_group
-            a_record_is_quarantined_once_per_group
+            a_read_continues_in_every_partition
+            a_read_is_bounded_in_records_and_bytes
         );
     };
     ($harness:expr => $($law:ident)*) => {
@@ -171,18 +170,61 @@ pub async fn retention_never_passes_the_slowest_group(harness: &impl InspectorHa
     assert_eq!(slow.fetch(10).await.unwrap()[0].position.offset, 5, "the group goes on");
 }
 
-/// Quarantining the same record again changes nothing. Another group has its own entry.
-pub async fn a_record_is_quarantined_once_per_group(harness: &impl InspectorHarness) {
+/// Reads all records of a topic for an operator, page by page, and returns them with the number of pages.
+async fn read_all(inspector: &dyn BusInspector, topic: &str, limit: usize) -> (Vec<Fetched>, usize) {
+    let states = inspector.topics().await.unwrap();
+    let of_topic = states.iter().filter(|state| state.topic == topic);
+    let mut from: BTreeMap<u32, i64> = of_topic.map(|state| (state.partition, state.first_offset)).collect();
+    let (mut all, mut pages) = (Vec::new(), 0);
+    loop {
+        let page = inspector.read(topic, &from, limit).await.unwrap();
+        assert!(page.len() <= limit);
+        if page.is_empty() {
+            return (all, pages);
+        }
+        for Fetched { position, .. } in &page {
+            assert_eq!(&*position.topic, topic);
+            let next = from.get_mut(&position.partition).unwrap();
+            assert_eq!(position.offset, *next, "in order, without gaps and repetitions");
+            *next += 1;
+        }
+        all.extend(page);
+        pages += 1;
+    }
+}
+
+/// A read continues where the one before ended, in every partition, and changes the progress of no group.
+pub async fn a_read_continues_in_every_partition(harness: &impl InspectorHarness) {
     let stores = harness.open_bus().await;
-    publish(&*stores.bus, (0..100).map(|number| record("orders", number))).await;
-    let consumer = join(&*stores.bus, "group", "orders").await;
-    let fetched = consumer.fetch(100).await.unwrap();
-    let poison: Vec<Poison> =
-        fetched.into_iter().map(|record| Poison { record, reason: "unknown schema 7".to_owned() }).collect();
-    stores.quarantine.quarantine("group", &[]).await.unwrap();
-    stores.quarantine.quarantine("group", &poison[..70]).await.unwrap();
-    stores.quarantine.quarantine("group", &poison).await.unwrap();
-    assert_eq!(stores.inspector.quarantined_count().await.unwrap(), 100);
-    stores.quarantine.quarantine("other", &poison[..1]).await.unwrap();
-    assert_eq!(stores.inspector.quarantined_count().await.unwrap(), 101);
+    let spread = |number| Record { route: number, ..record("a", number) };
+    publish(&*stores.bus, (0..40).map(spread).chain([record("b", 0)])).await;
+    let (all, pages) = read_all(&*stores.inspector, "a", 7).await;
+    assert!(all.len() == 40 && pages >= 6, "{} records in {pages} pages", all.len());
+    let mut keys: Vec<&str> = all.iter().map(|fetched| fetched.key.as_str()).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    assert_eq!(keys.len(), 40);
+    assert!(all.iter().all(|fetched| fetched.value == "value" && fetched.damage.is_none()));
+    let states = stores.inspector.topics().await.unwrap();
+    assert!(states.iter().all(|state| state.groups.is_empty()), "{states:?}");
+
+    let place = &all[39].position;
+    let one = BTreeMap::from([(place.partition, place.offset)]);
+    assert_eq!(stores.inspector.read("a", &one, 10).await.unwrap().len(), 1);
+    assert!(stores.inspector.read("a", &BTreeMap::from([(999, 0)]), 10).await.unwrap().is_empty());
+    assert!(stores.inspector.read("a", &BTreeMap::new(), 10).await.unwrap().is_empty());
+    assert!(stores.inspector.read("unknown", &one, 10).await.unwrap().is_empty());
+}
+
+/// Large records come in several reads.
+pub async fn a_read_is_bounded_in_records_and_bytes(harness: &impl InspectorHarness) {
+    const LARGE: usize = 1 << 20;
+    let stores = harness.open_bus().await;
+    let large = |number| Record { value: Bytes::from(vec![7; LARGE]), route: number, ..record("large", number) };
+    publish(&*stores.bus, (0..10).map(large)).await;
+    let (all, pages) = read_all(&*stores.inspector, "large", 500).await;
+    assert!(all.len() == 10 && pages >= 10 * LARGE / (READ_BYTES + LARGE), "{} records in {pages} pages", all.len());
+    publish(&*stores.bus, (0..600).map(|number| record("many", number))).await;
+    let (all, pages) = read_all(&*stores.inspector, "many", 500).await;
+    assert!(all.len() == 600 && pages >= 2, "{} records in {pages} pages", all.len());
 }

@@ -3,6 +3,7 @@
 pub mod bus_inspector;
 pub mod channels;
 pub mod dead_letters;
+pub mod quarantine;
 pub mod registry;
 
 use std::time::Duration;
@@ -65,6 +66,7 @@ macro_rules! hub_laws {
             an_owner_survives_a_restart
         );
         $crate::bus_inspector_laws!(<$harness as $crate::hub_laws::HubHarness>::start().await);
+        $crate::quarantine_laws!(<$harness as $crate::hub_laws::HubHarness>::start().await);
     };
     ($harness:ty, $role:ident => $($law:ident)*) => {
         $(

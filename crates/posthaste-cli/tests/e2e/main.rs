@@ -9,6 +9,7 @@ mod isolation;
 mod kafka;
 mod operators;
 mod process;
+mod quarantine;
 mod readiness;
 mod secrets;
 mod slow_clients;

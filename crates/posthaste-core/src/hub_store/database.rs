@@ -3,8 +3,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{BusInspector, ChannelStore, DeadLetterStore, HubOutbox, Registry};
-use crate::bus::{Bus, Quarantine};
+use super::{BusInspector, ChannelStore, DeadLetterStore, HubOutbox, QuarantineStore, Registry};
+use crate::bus::Bus;
 use crate::{BoxError, StoreError, outbox};
 
 /// A database that holds all tables of a hub.
@@ -54,7 +54,7 @@ pub struct HubStores {
     /// The bus.
     pub bus: Arc<dyn Bus>,
     /// The records that cannot be read.
-    pub quarantine: Arc<dyn Quarantine>,
+    pub quarantine: Arc<dyn QuarantineStore>,
     /// The operator queries on the bus.
     pub inspector: Arc<dyn BusInspector>,
     /// The dead letters.

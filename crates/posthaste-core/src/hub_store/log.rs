@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -5,6 +6,12 @@ use bytes::Bytes;
 use chrono::{DateTime, Utc};
 
 use crate::StoreError;
+use crate::bus::Fetched;
+
+/// How many records [`BusInspector::read`] returns at most, and how many bytes. A single record may be larger.
+pub const READ_RECORDS: usize = 500;
+/// See [`READ_RECORDS`].
+pub const READ_BYTES: usize = 4 * 1024 * 1024;
 
 /// Queries and commands of operators on a bus.
 ///
@@ -16,7 +23,8 @@ use crate::StoreError;
 /// - `a_backlog_exists_until_the_group_has_done_its_records`, and its progress changes with every record that is done.
 /// - `the_lag_of_a_group_is_the_age_of_its_oldest_record`: a group that has done everything has no lag.
 /// - `retention_never_passes_the_slowest_group`: an expired record is kept until every group has done it.
-/// - `a_record_is_quarantined_once_per_group`.
+/// - `a_read_continues_in_every_partition`: from each offset on, in order, without joining a group.
+/// - `a_read_is_bounded_in_records_and_bytes`, and returns at least one record if there is one.
 ///
 /// Every query reads a bounded number of rows, however long the log is. A row that cannot be read MUST be reported and
 /// left out.
@@ -35,8 +43,10 @@ pub trait BusInspector: Send + Sync + 'static {
     /// Groups that have records to do, and the age of the oldest of these records.
     async fn lag_of_groups(&self) -> Result<Vec<(String, Duration)>, StoreError>;
 
-    /// How many records are in quarantine, of all groups.
-    async fn quarantined_count(&self) -> Result<u64, StoreError>;
+    /// Records of these partitions from these offsets on, in order per partition: at most `limit`, [`READ_RECORDS`] and
+    /// [`READ_BYTES`]. Each partition gets an equal share of the limit, so that a long one does not hide the others.
+    /// Partitions that do not exist are left out. It joins no group. The generation of the positions has no meaning.
+    async fn read(&self, topic: &str, from: &BTreeMap<u32, i64>, limit: usize) -> Result<Vec<Fetched>, StoreError>;
 
     /// Removes records that are older than this and that every group of their partition has done, at most a few thousand.
     /// Returns how many; 0 if there are none left. Records of a partition that no group reads are kept.

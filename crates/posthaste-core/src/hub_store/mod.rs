@@ -15,6 +15,7 @@ mod dead_letters;
 mod idempotency;
 mod log;
 mod outbox;
+mod quarantine;
 mod registry;
 mod topic_owners;
 
@@ -32,8 +33,12 @@ pub use dead_letters::{
     ReplayResult, ReplayResults, Trigger, WaitingSubscription,
 };
 pub use idempotency::{EventIdentity, deduplicate, deduplicate_atomic};
-pub use log::{Backlog, BusInspector, GroupProgress, LogEntry, ResetTo, TopicState};
+pub use log::{Backlog, BusInspector, GroupProgress, LogEntry, READ_BYTES, READ_RECORDS, ResetTo, TopicState};
 pub use outbox::HubOutbox;
+pub use quarantine::{
+    QuarantineCount, QuarantineCursor, QuarantineFilter, QuarantinePage, QuarantineStatus, QuarantineStore,
+    QuarantinedRecord, QuarantinedRow,
+};
 pub use registry::{
     Created, Definition, DefinitionFields, DefinitionStore, EventKey, Page, PageRequest, Registry, RegistryError,
     Subscription, SubscriptionFields, SubscriptionFilter, SubscriptionStore,

@@ -24,7 +24,9 @@ use sqlx::{Execute, Executor, PgPool, Postgres};
 use tokio::time::timeout;
 
 use super::errors::doing;
+use crate::log::MAX_READ_BYTES;
 use crate::session::{Failed, Session};
+use read::Limits;
 
 /// The bus on PostgreSQL.
 pub type Log = posthaste_core::log::Log<LogTables>;
@@ -158,7 +160,8 @@ impl LogStore for LogTables {
     }
 
     async fn read(&self, places: &[(i64, i64)], limit: usize) -> Result<(Vec<StoredRecord>, bool), StoreError> {
-        read::read(self, places, limit).await
+        let limits = Limits { records: limit, records_per_partition: limit, bytes: MAX_READ_BYTES };
+        read::read(&self.pipeline, places, limits).await
     }
 
     async fn look(&self, member: &Member, lease: Duration) -> Result<Look, StoreError> {

@@ -17,6 +17,7 @@ use posthaste_core::bus::{Advance, PublishError, Record};
 use posthaste_core::log::{AppendNotifier, Leases, LogStore, Look, Member, NewRecord, Newest, StoredRecord};
 
 use super::Database;
+use crate::log::MAX_READ_BYTES;
 
 /// The bus on SQLite.
 pub type Log = posthaste_core::log::Log<LogTables>;
@@ -67,7 +68,7 @@ impl LogStore for LogTables {
     }
 
     async fn read(&self, places: &[(i64, i64)], limit: usize) -> Result<(Vec<StoredRecord>, bool), StoreError> {
-        read::read(&self.database, places, limit).await
+        read::read(self.database.readers(), places, limit, MAX_READ_BYTES).await
     }
 
     async fn look(&self, member: &Member, lease: Duration) -> Result<Look, StoreError> {

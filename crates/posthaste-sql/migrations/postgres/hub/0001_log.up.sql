@@ -89,42 +89,64 @@ CREATE TABLE log_member (
 
 -- Records that a group could not read, kept whole for an operator before they are acked.
 CREATE TABLE quarantined_record (
-    -- Lists are paged by it, in about the order in which the records were quarantined.
-    id          bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    group_name  text COLLATE "C" NOT NULL,
-    topic       text COLLATE "C" NOT NULL,
-    partition   bigint NOT NULL,
-    "offset"    bigint NOT NULL,
+    -- A UUID of version 7, as text. Ids of one process rise in the order in which the records were quarantined.
+    id            text COLLATE "C" PRIMARY KEY,
+    group_name    text COLLATE "C" NOT NULL,
+    topic         text COLLATE "C" NOT NULL,
+    partition     bigint NOT NULL,
+    "offset"      bigint NOT NULL,
     -- With U+FFFD for every U+0000, which PostgreSQL cannot store in a text.
-    key         text NOT NULL,
-    value       bytea NOT NULL,
+    key           text NOT NULL,
+    value         bytea NOT NULL,
     -- As in log_record.
-    headers     text,
+    headers       text,
     -- Why it could not be read, in words for the operator.
-    reason      text NOT NULL,
-    created_at  timestamptz NOT NULL DEFAULT clock_timestamp(),
+    reason        text NOT NULL,
+    -- 0: QUARANTINED, 1: REPLAYED, 2: DISCARDED.
+    status        smallint NOT NULL DEFAULT 0 CHECK (status IN (0, 1, 2)),
+    -- Why it was discarded, or why its last replay failed.
+    status_reason text,
+    -- False if the bus itself could not read it, or its key is not stored as it was: it cannot be published as it was.
+    replayable    boolean NOT NULL,
+    -- The replay that publishes it now, and until when no other replay may. NULL: none does.
+    claim_id      text,
+    claimed_until timestamptz,
+    created_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    updated_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- A record that is read twice before its ack is quarantined once.
     UNIQUE (group_name, topic, partition, "offset")
 );
 
--- How many records are in quarantine, kept by the triggers below: counting them would read them all.
-CREATE TABLE quarantine_depth (
-    one_row boolean PRIMARY KEY DEFAULT true CHECK (one_row),
-    records bigint NOT NULL
-);
-INSERT INTO quarantine_depth (records) VALUES (0);
+-- The list of one status, newest first: all of it, of one group, and of one topic. A topic is read by one group as a
+-- rule, so the last index also serves a filter by both.
+CREATE INDEX quarantined_record_list ON quarantined_record (status, created_at, id);
+CREATE INDEX quarantined_record_list_of_group ON quarantined_record (status, group_name, created_at, id);
+CREATE INDEX quarantined_record_list_of_topic ON quarantined_record (status, topic, created_at, id);
 
--- It updates nothing if no row changed. So quarantining a known record again waits for no other consumer.
+-- How many records have the status QUARANTINED, kept by the triggers below: counting them would read them all.
+CREATE TABLE quarantine_depth (
+    group_name text COLLATE "C" NOT NULL,
+    topic      text COLLATE "C" NOT NULL,
+    records    bigint NOT NULL,
+    PRIMARY KEY (group_name, topic)
+);
+
+-- Adds or subtracts the changed rows that are in quarantine, as the argument of the trigger says. It changes nothing if
+-- there are none. So quarantining a known record again waits for no other consumer. The rows are in the order of the
+-- key, so that two statements never wait for each other.
 CREATE FUNCTION quarantined_record_counted() RETURNS trigger LANGUAGE plpgsql AS $$
-DECLARE
-    change bigint := (SELECT count(*) FROM changed);
 BEGIN
-    IF change > 0 THEN
-        UPDATE quarantine_depth SET records = records + CASE TG_OP WHEN 'INSERT' THEN change ELSE -change END;
-    END IF;
+    INSERT INTO quarantine_depth AS depth (group_name, topic, records)
+    SELECT group_name, topic, count(*) * TG_ARGV[0]::bigint FROM changed WHERE status = 0
+    GROUP BY group_name, topic ORDER BY group_name, topic
+    ON CONFLICT (group_name, topic) DO UPDATE SET records = depth.records + excluded.records;
     RETURN NULL;
 END $$;
 CREATE TRIGGER quarantined_record_inserted AFTER INSERT ON quarantined_record
-    REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION quarantined_record_counted();
+    REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION quarantined_record_counted('1');
+CREATE TRIGGER quarantined_record_before_update AFTER UPDATE ON quarantined_record
+    REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION quarantined_record_counted('-1');
+CREATE TRIGGER quarantined_record_updated AFTER UPDATE ON quarantined_record
+    REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION quarantined_record_counted('1');
 CREATE TRIGGER quarantined_record_deleted AFTER DELETE ON quarantined_record
-    REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION quarantined_record_counted();
+    REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION quarantined_record_counted('-1');

@@ -1,6 +1,7 @@
 DROP TABLE write_probe;
 DROP TABLE channel;
 DROP TABLE quarantine_depth;
+DROP TABLE quarantined_value;
 DROP TABLE quarantined_record;
 DROP TABLE log_member;
 DROP TABLE log_group;

@@ -65,36 +65,66 @@ CREATE TABLE log_member (
     PRIMARY KEY (group_name, owner)
 ) WITHOUT ROWID;
 
--- Records that a group could not read, kept whole for an operator before they are acked.
+-- Records that a group could not read, kept whole for an operator before they are acked. The values are in
+-- quarantined_value, because SQLite writes a whole row for every change.
 CREATE TABLE quarantined_record (
-    -- The order in which they were quarantined. Lists are paged by it.
-    id          INTEGER PRIMARY KEY AUTOINCREMENT,
-    group_name  TEXT NOT NULL,
-    topic       TEXT NOT NULL,
-    partition   INTEGER NOT NULL,
-    "offset"    INTEGER NOT NULL,
-    key         TEXT NOT NULL,
-    value       BLOB NOT NULL,
+    -- A UUID of version 7. Ids rise in the order in which the records were quarantined.
+    id            TEXT PRIMARY KEY,
+    group_name    TEXT NOT NULL,
+    topic         TEXT NOT NULL,
+    partition     INTEGER NOT NULL,
+    "offset"      INTEGER NOT NULL,
+    key           TEXT NOT NULL,
     -- As in log_record.
-    headers     TEXT,
+    headers       TEXT,
     -- Why it could not be read, in words for the operator.
-    reason      TEXT NOT NULL,
-    created_at  INTEGER NOT NULL DEFAULT (CAST(unixepoch('subsec') * 1000 AS INTEGER)),
+    reason        TEXT NOT NULL,
+    -- 0: QUARANTINED, 1: REPLAYED, 2: DISCARDED.
+    status        INTEGER NOT NULL DEFAULT 0 CHECK (status IN (0, 1, 2)),
+    -- Why it was discarded, or why its last replay failed.
+    status_reason TEXT,
+    -- False if the bus itself could not read it: it cannot be published as it was.
+    replayable    INTEGER NOT NULL,
+    -- The replay that publishes it now, and until when no other replay may. NULL: none does.
+    claim_id      TEXT,
+    claimed_until INTEGER,
+    -- Milliseconds since 1970 of the database's clock.
+    created_at    INTEGER NOT NULL DEFAULT (CAST(round(unixepoch('subsec') * 1000) AS INTEGER)),
+    updated_at    INTEGER NOT NULL DEFAULT (CAST(round(unixepoch('subsec') * 1000) AS INTEGER)),
     -- A record that is read twice before its ack is quarantined once.
     UNIQUE (group_name, topic, partition, "offset")
 );
 
--- How many records are in quarantine, kept by the triggers below: counting them would read them all.
-CREATE TABLE quarantine_depth (
-    only    INTEGER PRIMARY KEY CHECK (only = 1),
-    records INTEGER NOT NULL
+-- The list of one status, newest first: all of it, of one group, and of one topic. A topic is read by one group as a
+-- rule, so the last index also serves a filter by both.
+CREATE INDEX quarantined_record_list ON quarantined_record (status, created_at, id);
+CREATE INDEX quarantined_record_list_of_group ON quarantined_record (status, group_name, created_at, id);
+CREATE INDEX quarantined_record_list_of_topic ON quarantined_record (status, topic, created_at, id);
+
+-- The value of each quarantined record.
+CREATE TABLE quarantined_value (
+    record_id TEXT PRIMARY KEY REFERENCES quarantined_record (id) ON DELETE CASCADE,
+    value     BLOB NOT NULL
 );
-INSERT INTO quarantine_depth (only, records) VALUES (1, 0);
+
+-- How many records have the status QUARANTINED, kept by the triggers below: counting them would read them all.
+CREATE TABLE quarantine_depth (
+    group_name TEXT NOT NULL,
+    topic      TEXT NOT NULL,
+    records    INTEGER NOT NULL,
+    PRIMARY KEY (group_name, topic)
+) WITHOUT ROWID;
 CREATE TRIGGER quarantined_record_inserted AFTER INSERT ON quarantined_record BEGIN
-    UPDATE quarantine_depth SET records = records + 1;
+    INSERT INTO quarantine_depth (group_name, topic, records) VALUES (NEW.group_name, NEW.topic, NEW.status = 0)
+        ON CONFLICT (group_name, topic) DO UPDATE SET records = records + excluded.records;
+END;
+CREATE TRIGGER quarantined_record_moved AFTER UPDATE OF status ON quarantined_record WHEN OLD.status <> NEW.status BEGIN
+    UPDATE quarantine_depth SET records = records + (NEW.status = 0) - (OLD.status = 0)
+        WHERE group_name = NEW.group_name AND topic = NEW.topic;
 END;
 CREATE TRIGGER quarantined_record_deleted AFTER DELETE ON quarantined_record BEGIN
-    UPDATE quarantine_depth SET records = records - 1;
+    UPDATE quarantine_depth SET records = records - (OLD.status = 0)
+        WHERE group_name = OLD.group_name AND topic = OLD.topic;
 END;
 
 -- Which event type owns which topic. Written in the transaction that inserts the first outbox row of a type, so that a

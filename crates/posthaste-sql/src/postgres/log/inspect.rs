@@ -1,13 +1,18 @@
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::StoreError;
-use posthaste_core::hub_store::{Backlog, BusInspector, LogEntry, ResetTo, TopicState};
+use posthaste_core::bus::Fetched;
+use posthaste_core::hub_store::{Backlog, BusInspector, LogEntry, READ_BYTES, READ_RECORDS, ResetTo, TopicState};
+use posthaste_core::log::StoredRecord;
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, FromRow, Row};
 
+use super::read::{Limits, read};
 use super::{LogTables, READ, WRITE, retention};
-use crate::log::{EntryRow, SHOWN_RECORDS, TopicRow, entries, topics};
+use crate::log::{EntryRow, SHOWN_RECORDS, TopicRow, entries, inspected, share_of_read, topics};
 use crate::postgres::clock::{CLOCK, span};
 use crate::postgres::errors::store_error;
 use crate::unreadable::readable;
@@ -33,6 +38,8 @@ pub(super) const TOPICS: &str = "
         next_offset, group_name, watermark
     FROM log_partition LEFT JOIN log_group ON log_group.partition_id = log_partition.id
     ORDER BY topic, partition, group_name";
+
+const PARTITIONS: &str = "SELECT partition, id FROM log_partition WHERE topic = $1 ORDER BY partition";
 
 /// Offsets have no gaps, so a position below the end is lost if there is no record at it.
 pub(super) const BACKLOGS: &str = "
@@ -129,11 +136,27 @@ impl BusInspector for LogTables {
         Ok(readable("log_record", &rows, 0, lag))
     }
 
-    async fn quarantined_count(&self) -> Result<u64, StoreError> {
-        const DOING: &str = "count quarantined records";
-        let rows = self.operate(DOING, READ, sqlx::query("SELECT records FROM quarantine_depth")).await?;
-        let count = rows.first().map_or(Ok(0), |row| row.try_get::<i64, _>(0));
-        Ok(count.map_err(|error| store_error(DOING, error))?.unsigned_abs())
+    async fn read(&self, topic: &str, from: &BTreeMap<u32, i64>, limit: usize) -> Result<Vec<Fetched>, StoreError> {
+        const DOING: &str = "find the partitions of a topic";
+        if topic.contains('\0') {
+            // The log refuses such a topic, and PostgreSQL refuses to compare with it.
+            return Ok(Vec::new());
+        }
+        let rows = self.operate(DOING, READ, sqlx::query(PARTITIONS).bind(topic)).await?;
+        let (mut numbers, mut places) = (HashMap::new(), Vec::new());
+        for row in &rows {
+            let (number, id) = <(i32, i64)>::from_row(row).map_err(|error| store_error(DOING, error))?;
+            if let Some(offset) = from.get(&number.unsigned_abs()) {
+                numbers.insert(id, number.unsigned_abs());
+                places.push((id, *offset));
+            }
+        }
+        let records_per_partition = share_of_read(limit, from.len());
+        let limits = Limits { records: limit.min(READ_RECORDS), records_per_partition, bytes: READ_BYTES };
+        let (records, _) = read(&self.operators, &places, limits).await?;
+        let topic = Arc::from(topic);
+        let shown = |record: StoredRecord| Some(inspected(&topic, *numbers.get(&record.partition_id)?, record));
+        Ok(records.into_iter().filter_map(shown).collect())
     }
 
     async fn remove_expired(&self, age: Duration) -> Result<u64, StoreError> {

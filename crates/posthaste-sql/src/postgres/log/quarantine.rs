@@ -1,6 +1,10 @@
+pub(super) mod list;
+pub(super) mod operator;
+
 use async_trait::async_trait;
 use posthaste_core::StoreError;
 use posthaste_core::bus::{Poison, Quarantine};
+use uuid::Uuid;
 
 use super::LogTables;
 use crate::log::{headers_to_text, unwritable};
@@ -8,10 +12,11 @@ use crate::log::{headers_to_text, unwritable};
 /// The rows are inserted in the order of the unique key, so that two consumers with the same records never wait for
 /// each other.
 const INSERT: &str = "
-    INSERT INTO quarantined_record (group_name, topic, partition, \"offset\", key, value, headers, reason)
-    SELECT $1, topic, partition, place, key, value, headers, reason
-    FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::text[], $6::bytea[], $7::text[], $8::text[])
-        AS poison (topic, partition, place, key, value, headers, reason)
+    INSERT INTO quarantined_record (id, group_name, topic, partition, \"offset\", key, value, headers, reason, replayable)
+    SELECT id, $1, topic, partition, place, key, value, headers, reason, replayable
+    FROM unnest($2::text[], $3::text[], $4::bigint[], $5::bigint[], $6::text[], $7::bytea[], $8::text[], $9::text[],
+            $10::boolean[])
+        AS poison (id, topic, partition, place, key, value, headers, reason, replayable)
     ORDER BY topic, partition, place
     ON CONFLICT DO NOTHING";
 
@@ -28,13 +33,15 @@ impl Quarantine for LogTables {
         let headers: Result<Vec<_>, _> = poison.iter().map(|poison| headers_to_text(&poison.record.headers)).collect();
         let insert = sqlx::query(INSERT)
             .bind(group)
+            .bind(column(poison, |_| Uuid::now_v7().to_string()))
             .bind(column(poison, |poison| &*poison.record.position.topic))
             .bind(column(poison, |poison| i64::from(poison.record.position.partition)))
             .bind(column(poison, |poison| poison.record.position.offset))
             .bind(column(poison, |poison| storable(&poison.record.key)))
             .bind(column(poison, |poison| &poison.record.value[..]))
             .bind(headers.map_err(|error| unwritable(DOING, error))?)
-            .bind(column(poison, |poison| storable(&poison.reason)));
+            .bind(column(poison, |poison| storable(&poison.reason)))
+            .bind(column(poison, |poison| poison.record.damage.is_none() && !poison.record.key.contains('\0')));
         self.run(DOING, insert).await.map(|_| ())
     }
 }

@@ -11,12 +11,10 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, QueryBuilder, Row, Sqlite};
 
 use super::DeadLetterTable;
+use crate::list::COUNTED;
 use crate::sqlite::clock::{NOW_MS, span, time};
 use crate::sqlite::errors::doing;
 use crate::unreadable::readable;
-
-/// A list is counted up to this number.
-const COUNTED: i64 = 10_000;
 
 /// The columns of [`DeadLetterFields`].
 pub(super) const FIELDS: &str = "delivery_id, event_id, subscription_id, subscriber_id, event_type, domain, endpoint, \

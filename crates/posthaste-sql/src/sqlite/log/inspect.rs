@@ -1,13 +1,17 @@
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::StoreError;
-use posthaste_core::hub_store::{Backlog, BusInspector, LogEntry, ResetTo, TopicState};
+use posthaste_core::bus::Fetched;
+use posthaste_core::hub_store::{Backlog, BusInspector, LogEntry, READ_BYTES, READ_RECORDS, ResetTo, TopicState};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, FromRow, Row};
 
+use super::read::read;
 use super::{LogTables, retention};
-use crate::log::{EntryRow, SHOWN_RECORDS, TopicRow, entries, topics};
+use crate::log::{EntryRow, SHOWN_RECORDS, TopicRow, entries, inspected, share_of_read, topics};
 use crate::sqlite::clock::{NOW_MS, span, time};
 use crate::sqlite::errors::doing;
 use crate::unreadable::readable;
@@ -30,6 +34,8 @@ const TOPICS: &str = "
         next_offset, group_name, watermark
     FROM log_partition LEFT JOIN log_group ON log_group.partition_id = log_partition.id
     ORDER BY topic, partition, group_name";
+
+const PARTITIONS: &str = "SELECT partition, id FROM log_partition WHERE topic = ?1 ORDER BY partition";
 
 /// Progress is compared as text, so that an unreadable progress row counts as a row without progress.
 ///
@@ -106,10 +112,22 @@ impl BusInspector for LogTables {
         Ok(rows.into_iter().map(|(group, lag)| (group, span(lag))).collect())
     }
 
-    async fn quarantined_count(&self) -> Result<u64, StoreError> {
-        let query = sqlx::query_scalar("SELECT records FROM quarantine_depth").fetch_one(self.database.operators());
-        let count: i64 = doing("count quarantined records", query).await?;
-        Ok(count.unsigned_abs())
+    async fn read(&self, topic: &str, from: &BTreeMap<u32, i64>, limit: usize) -> Result<Vec<Fetched>, StoreError> {
+        let query = sqlx::query_as(PARTITIONS).bind(topic).fetch_all(self.database.operators());
+        let ids: Vec<(u32, i64)> = doing("find the partitions of a topic", query).await?;
+        let places = ids.into_iter().filter_map(|(partition, id)| Some((partition, id, *from.get(&partition)?)));
+        let (topic, limit, share) = (Arc::from(topic), limit.min(READ_RECORDS), share_of_read(limit, from.len()));
+        let (mut found, mut bytes) = (Vec::new(), 0);
+        for (partition, id, offset) in places {
+            let share = share.min(limit - found.len());
+            if share == 0 || bytes >= READ_BYTES {
+                break;
+            }
+            let (records, _) = read(self.database.operators(), &[(id, offset)], share, READ_BYTES - bytes).await?;
+            bytes += records.iter().map(|record| record.value.len()).sum::<usize>();
+            found.extend(records.into_iter().map(|record| inspected(&topic, partition, record)));
+        }
+        Ok(found)
     }
 
     async fn remove_expired(&self, age: Duration) -> Result<u64, StoreError> {

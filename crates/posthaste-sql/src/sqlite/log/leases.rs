@@ -244,7 +244,7 @@ pub(super) async fn void(database: &Database) -> Result<(), StoreError> {
 pub(super) mod tests {
     use super::*;
 
-    pub(in super::super) async fn plan_of(statement: &'static str) -> Vec<String> {
+    pub(in super::super) async fn plan_of(statement: &str) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
         let url = format!("sqlite://{}", folder.path().join("log.db").display());
         let database = Database::open(&url).await.unwrap();

@@ -1,12 +1,25 @@
+mod list;
+mod operator;
+
+use std::collections::HashSet;
+
 use async_trait::async_trait;
 use posthaste_core::StoreError;
 use posthaste_core::bus::{Poison, Quarantine};
 use sqlx::AssertSqlSafe;
 use sqlx::sqlite::SqliteConnection;
+use uuid::Uuid;
 
 use super::LogTables;
 use super::append::CHUNK;
 use crate::log::{headers_to_text, unwritable};
+
+/// A record with its new id and the text of its headers.
+struct NewRow {
+    id: String,
+    poison: Poison,
+    headers: Option<String>,
+}
 
 #[async_trait]
 impl Quarantine for LogTables {
@@ -15,9 +28,11 @@ impl Quarantine for LogTables {
         if poison.is_empty() {
             return Ok(());
         }
-        let headers: Result<Vec<_>, _> = poison.iter().map(|poison| headers_to_text(&poison.record.headers)).collect();
-        let headers = headers.map_err(|error| unwritable(DOING, error))?;
-        let rows: Vec<_> = poison.iter().cloned().zip(headers).collect();
+        let mut rows = Vec::with_capacity(poison.len());
+        for poison in poison {
+            let headers = headers_to_text(&poison.record.headers).map_err(|error| unwritable(DOING, error))?;
+            rows.push(NewRow { id: Uuid::now_v7().to_string(), poison: poison.clone(), headers });
+        }
         let write = self.database.write_with(DOING, (group.to_owned(), rows), |connection, arguments| {
             Box::pin(async move { insert(connection, &arguments.0, &arguments.1).await })
         });
@@ -25,22 +40,30 @@ impl Quarantine for LogTables {
     }
 }
 
-async fn insert(
-    connection: &mut SqliteConnection,
-    group: &str,
-    rows: &[(Poison, Option<String>)],
-) -> Result<(), sqlx::Error> {
+async fn insert(connection: &mut SqliteConnection, group: &str, rows: &[NewRow]) -> Result<(), sqlx::Error> {
     for rows in rows.chunks(CHUNK) {
-        let values = vec!["(?,?,?,?,?,?,?,?)"; rows.len()].join(",");
+        let values = vec!["(?,?,?,?,?,?,?,?,?)"; rows.len()].join(",");
         let sql = format!(
-            "INSERT INTO quarantined_record (group_name, topic, partition, \"offset\", key, value, headers, reason)
-             VALUES {values} ON CONFLICT DO NOTHING"
+            "INSERT INTO quarantined_record (id, group_name, topic, partition, \"offset\", key, headers, reason,
+                 replayable)
+             VALUES {values} ON CONFLICT DO NOTHING
+             RETURNING id"
         );
-        let mut insert = sqlx::query(AssertSqlSafe(sql));
-        for (Poison { record, reason }, headers) in rows {
+        let mut insert = sqlx::query_scalar(AssertSqlSafe(sql));
+        for NewRow { id, poison: Poison { record, reason }, headers } in rows {
             let position = &record.position;
-            insert = insert.bind(group).bind(&*position.topic).bind(position.partition).bind(position.offset);
-            insert = insert.bind(&record.key).bind(&record.value[..]).bind(headers.as_deref()).bind(reason);
+            insert = insert.bind(id).bind(group).bind(&*position.topic).bind(position.partition).bind(position.offset);
+            insert = insert.bind(&record.key).bind(headers.as_deref()).bind(reason).bind(record.damage.is_none());
+        }
+        let inserted: HashSet<String> = insert.fetch_all(&mut *connection).await?.into_iter().collect();
+        if inserted.is_empty() {
+            continue;
+        }
+        let values = vec!["(?,?)"; inserted.len()].join(",");
+        let sql = format!("INSERT INTO quarantined_value (record_id, value) VALUES {values}");
+        let mut insert = sqlx::query(AssertSqlSafe(sql));
+        for NewRow { id, poison, .. } in rows.iter().filter(|row| inserted.contains(&row.id)) {
+            insert = insert.bind(id).bind(&poison.record.value[..]);
         }
         insert.execute(&mut *connection).await?;
     }

@@ -3,9 +3,9 @@ use futures_util::TryStreamExt;
 use posthaste_core::StoreError;
 use posthaste_core::log::{Newest, StoredRecord};
 use sqlx::Row;
-use sqlx::sqlite::SqliteRow;
+use sqlx::sqlite::{SqlitePool, SqliteRow};
 
-use crate::log::{MAX_READ_BYTES, read_headers, unwritable};
+use crate::log::{read_headers, unwritable};
 use crate::sqlite::Database;
 use crate::sqlite::errors::{doing, store_error};
 use crate::unreadable::{report, text};
@@ -29,15 +29,17 @@ pub(super) async fn newest(database: &Database) -> Result<Newest, StoreError> {
     Ok(Newest { record, partition })
 }
 
+/// Stops after the record with which the read has this many bytes.
 pub(super) async fn read(
-    database: &Database,
+    connections: &SqlitePool,
     places: &[(i64, i64)],
     limit: usize,
+    max_bytes: usize,
 ) -> Result<(Vec<StoredRecord>, bool), StoreError> {
     const DOING: &str = "read the log";
     let places = serde_json::to_string(places).map_err(|error| unwritable(DOING, error))?;
     let limit_bound = i64::try_from(limit).unwrap_or(i64::MAX);
-    let mut stream = sqlx::query(READ).bind(places).bind(limit_bound).fetch(database.readers());
+    let mut stream = sqlx::query(READ).bind(places).bind(limit_bound).fetch(connections);
     let mut read = Vec::new();
     let (mut rows, mut bytes) = (0, 0);
     while let Some(row) = stream.try_next().await.map_err(|error| store_error(DOING, error))? {
@@ -49,7 +51,7 @@ pub(super) async fn read(
             }
             Err(error) => report("log_record", &format!("{} {}", text(&row, 0), text(&row, 1)), &error),
         }
-        if bytes >= MAX_READ_BYTES {
+        if bytes >= max_bytes {
             return Ok((read, true));
         }
     }
