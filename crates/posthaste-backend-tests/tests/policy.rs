@@ -11,10 +11,11 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("posthaste-core", &[]),
     ("posthaste-sql", &["posthaste-core"]),
     ("posthaste-kafka", &["posthaste-core"]),
+    ("posthaste-schema", &["posthaste-core"]),
     ("posthaste-webhook", &["posthaste-core"]),
     ("posthaste-api", &["posthaste-core"]),
-    ("posthaste-hub", &["posthaste-core", "posthaste-webhook", "posthaste-api"]),
-    ("posthaste-server", &["posthaste-core", "posthaste-api", "posthaste-hub"]),
+    ("posthaste-hub", &["posthaste-core", "posthaste-schema", "posthaste-webhook", "posthaste-api"]),
+    ("posthaste-server", &["posthaste-core", "posthaste-schema", "posthaste-api", "posthaste-hub"]),
     (
         "posthaste-cli",
         &["posthaste-core", "posthaste-sql", "posthaste-webhook", "posthaste-api", "posthaste-hub", "posthaste-server"],
@@ -28,7 +29,7 @@ const ARROWS: &[(&str, &[&str])] = &[
 const HOMES: &[(&str, &[&str])] = &[
     ("sqlx", &["posthaste-sql"]),
     ("axum", &["posthaste-server", "posthaste-cli"]),
-    ("hyper-rustls", &["posthaste-webhook"]),
+    ("hyper-rustls", &["posthaste-schema", "posthaste-webhook"]),
     ("clap", &["posthaste-cli"]),
     ("rdkafka", &["posthaste-kafka"]),
 ];

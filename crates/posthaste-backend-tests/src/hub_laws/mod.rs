@@ -5,6 +5,7 @@ pub mod channels;
 pub mod dead_letters;
 pub mod quarantine;
 pub mod registry;
+pub mod schemas;
 
 use std::time::Duration;
 
@@ -65,6 +66,7 @@ macro_rules! hub_laws {
             no_more_channels_are_recorded_than_the_limit
             an_owner_survives_a_restart
         );
+        $crate::schema_laws!(<$harness as $crate::hub_laws::HubHarness>::start().await);
         $crate::bus_inspector_laws!(<$harness as $crate::hub_laws::HubHarness>::start().await);
         $crate::quarantine_laws!(<$harness as $crate::hub_laws::HubHarness>::start().await);
     };

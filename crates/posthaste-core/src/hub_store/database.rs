@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{BusInspector, ChannelStore, DeadLetterStore, HubOutbox, QuarantineStore, Registry};
+use super::{BusInspector, ChannelStore, DeadLetterStore, HubOutbox, QuarantineStore, Registry, SchemaStore};
 use crate::bus::Bus;
 use crate::{BoxError, StoreError, outbox};
 
@@ -61,6 +61,8 @@ pub struct HubStores {
     pub dead_letters: Arc<dyn DeadLetterStore>,
     /// Definitions and subscriptions.
     pub registry: Arc<dyn Registry>,
+    /// The tables of the built-in Schema Registry.
+    pub schemas: Arc<dyn SchemaStore>,
 }
 
 /// The schema of a database.

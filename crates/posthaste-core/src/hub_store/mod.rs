@@ -17,6 +17,7 @@ mod log;
 mod outbox;
 mod quarantine;
 mod registry;
+mod schemas;
 mod topic_owners;
 
 pub use channels::{Admission, ChannelStore, Ingested, Refusal};
@@ -43,4 +44,5 @@ pub use registry::{
     Created, Definition, DefinitionFields, DefinitionStore, EventKey, Page, PageRequest, Registry, RegistryError,
     Subscription, SubscriptionFields, SubscriptionFilter, SubscriptionStore,
 };
+pub use schemas::{Applied, SchemaChange, SchemaReference, SchemaStore, SchemaText, Subject, SubjectVersion};
 pub use topic_owners::{BatchOwners, TopicOwners, topic_key};

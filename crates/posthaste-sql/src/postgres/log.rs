@@ -33,7 +33,7 @@ pub type Log = posthaste_core::log::Log<LogTables>;
 
 /// How long a statement may take before its connection is given up. It is shorter than the default lease, so that
 /// another attempt can still renew it.
-const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The number of connections for appends, reads and acks, and for operator queries.
 const PIPELINE: u32 = 8;
@@ -117,7 +117,7 @@ impl LogTables {
 
 /// Runs the work of one store method, with a limit in time. At the limit its connection is closed, and the work may
 /// have taken effect all the same.
-async fn limited<T>(
+pub(super) async fn limited<T>(
     what: &'static str,
     limit: Duration,
     work: impl Future<Output = Result<T, Failed>>,

@@ -17,9 +17,9 @@ pub(super) const DIALECT: Dialect = Dialect {
     hex: ("'\\x", "'"),
 };
 
-const HUB: &[Numbered] = &[migration!("postgres", "hub", "0001_log")];
+const HUB: &[Numbered] = &[migration!("postgres", "hub", "0001_log"), migration!("postgres", "hub", "0002_schemas")];
 
-/// The tables of the hub: so far the log.
+/// The tables of the hub: so far the log and the schemas.
 pub(super) fn hub() -> Migrator {
     migrator(HUB, "posthaste_migration".to_owned(), str::to_owned)
 }

@@ -18,9 +18,10 @@ const HUB: &[Numbered] = &[
     migration!("sqlite", "hub", "0001_log"),
     migration!("sqlite", "hub", "0002_dead_letters"),
     migration!("sqlite", "hub", "0003_registry"),
+    migration!("sqlite", "hub", "0004_schemas"),
 ];
 
-/// The tables of the hub: log, dead letters, registry.
+/// The tables of the hub: log, dead letters, registry, schemas.
 pub(super) fn hub() -> Migrator {
     migrator(HUB, "posthaste_migration".to_owned(), str::to_owned)
 }

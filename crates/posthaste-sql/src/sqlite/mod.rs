@@ -13,6 +13,7 @@ mod log;
 mod migrations;
 mod outbox;
 mod registry;
+mod schemas;
 mod writer;
 mod writer_lock;
 
@@ -25,3 +26,4 @@ pub use log::{Log, LogTables};
 pub use migrations::migrations;
 pub use outbox::{OutboxStore, Transaction};
 pub use registry::RegistryTables;
+pub use schemas::SchemaTables;

@@ -5,6 +5,7 @@ mod log;
 mod migrations;
 mod outbox;
 mod pool;
+mod schemas;
 #[path = "../shared/server_support.rs"]
 mod server_support;
 mod support;

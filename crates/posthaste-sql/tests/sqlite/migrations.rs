@@ -6,6 +6,7 @@ use sqlx::AssertSqlSafe;
 use crate::support::{File, event, execute};
 
 const HUB_DOWN: &str = concat!(
+    include_str!("../../migrations/sqlite/hub/0004_schemas.down.sql"),
     include_str!("../../migrations/sqlite/hub/0003_registry.down.sql"),
     include_str!("../../migrations/sqlite/hub/0002_dead_letters.down.sql"),
     include_str!("../../migrations/sqlite/hub/0001_log.down.sql"),
