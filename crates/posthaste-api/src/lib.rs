@@ -56,3 +56,6 @@ pub use subscription::{MAX_TIMEOUT, NewSubscription, PayloadType, Protocol, Subs
 pub use topic::{GroupPosition, Reset, ResetIn, ResetOut, ResetTo, Topic, TopicList, TopicPartition};
 pub use topic_records::{BadReadFrom, ReadFrom, TopicCursor, TopicRecord, TopicRecords};
 pub use trace::{DeliveryState, EventTrace, OutboxState, OutboxStatus, TopicPosition, TracedDelivery};
+
+/// The Protobuf schema of all messages on the bus.
+pub const EVENTS_PROTO: &str = include_str!("../proto/posthaste/v1/events.proto");

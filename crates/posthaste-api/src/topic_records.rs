@@ -33,7 +33,7 @@ pub struct TopicRecord {
     /// The key.
     pub key: String,
     /// The id of the schema that the value names; null if it names none.
-    pub schema_id: Option<u32>,
+    pub schema_id: Option<i32>,
     /// The message as JSON, as [`readable`](crate::readable) writes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<Box<RawValue>>,

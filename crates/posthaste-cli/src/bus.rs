@@ -68,9 +68,7 @@ mod kafka {
     use super::KAFKA;
     use crate::config::Config;
     use crate::embedded::StartError;
-
-    /// A value that begins with this is the name of a file that contains the value.
-    const FILE: &str = "file:";
+    use crate::secret_text;
 
     pub(super) fn open(config: &Config) -> Result<Option<KafkaBus>, StartError> {
         let Some(brokers) = config.bus.url.strip_prefix(KAFKA) else { return Ok(None) };
@@ -103,22 +101,12 @@ mod kafka {
         KafkaBus::new(options).map(Some).map_err(|error| StartError::BusSetting(error.chain()))
     }
 
-    /// Reads the values that are in files.
     fn client_settings(settings: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, StartError> {
-        let read = |(name, value): (&String, &String)| {
-            let value = match value.strip_prefix(FILE) {
-                None => value.clone(),
-                Some(path) => {
-                    let unreadable =
-                        |error| format!("bus.kafka: {name} is in file {path}, which cannot be read: {error}");
-                    let text =
-                        std::fs::read_to_string(path).map_err(|error| StartError::BusSetting(unreadable(error)))?;
-                    text.trim_end_matches(['\r', '\n']).to_owned()
-                }
-            };
-            Ok((name.clone(), value))
+        let resolve = |(name, value): (&String, &String)| {
+            let value = secret_text::resolve(&format!("bus.kafka: {name}"), value);
+            Ok((name.clone(), value.map_err(StartError::BusSetting)?))
         };
-        settings.iter().map(read).collect()
+        settings.iter().map(resolve).collect()
     }
 }
 

@@ -13,6 +13,7 @@ use crate::database;
 use crate::embedded::StartError;
 use crate::exit::Exit;
 use crate::output::Table;
+use crate::registry;
 
 #[derive(clap::Args)]
 pub struct CheckFlags {
@@ -51,6 +52,7 @@ pub async fn run(shared: &Shared, flags: &CheckFlags) -> anyhow::Result<()> {
         finding("configuration", Ok(file.unwrap_or_else(|| "defaults and environment; no file".to_owned()))),
         finding("database", schema(&config).await),
         finding("bus", bus::check(&config).await),
+        finding("registry", registry::check(&config.registry).await),
         finding("server", server(lock.as_deref())),
         finding("key file", key_file(&config).await),
         finding("address", address(&config, lock.is_some())),

@@ -4,13 +4,15 @@
 mod layers;
 mod text;
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use posthaste_api::duration_text;
 use posthaste_hub::{
-    BusSettings, DeliverySettings, DltSettings, OutboxSettings, RetentionSettings, RoutingSettings, Settings, Violation,
+    BusSettings, ChannelSettings, DeliverySettings, DltSettings, OutboxSettings, RetentionSettings, RoutingSettings,
+    Settings, Violation,
 };
 use posthaste_server::ClientLimits;
 use serde::{Deserialize, Serialize};
@@ -29,6 +31,8 @@ pub struct Config {
     pub http: Http,
     pub database: Database,
     pub bus: BusSettings,
+    pub registry: Registry,
+    pub channels: Vec<ChannelSettings>,
     pub outbox: OutboxSettings,
     pub routing: RoutingSettings,
     pub delivery: DeliverySettings,
@@ -55,6 +59,23 @@ pub struct Http {
 #[serde(default, deny_unknown_fields)]
 pub struct Database {
     pub url: String,
+}
+
+/// The Schema Registry.
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Registry {
+    pub url: String,
+    pub username: String,
+    pub password: String,
+    pub token: String,
+}
+
+/// All values may be or contain secrets.
+impl fmt::Debug for Registry {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Registry").finish_non_exhaustive()
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -92,8 +113,8 @@ impl Config {
 
     /// The sections of the hub.
     pub fn settings(&self) -> Settings {
-        let Self { bus, outbox, routing, delivery, dlt, retention, .. } = self.clone();
-        Settings { bus, outbox, routing, delivery, dlt, retention }
+        let Self { bus, channels, outbox, routing, delivery, dlt, retention, .. } = self.clone();
+        Settings { bus, channels, outbox, routing, delivery, dlt, retention }
     }
 
     /// Every key that has an unusable value, with the reason.
@@ -123,6 +144,9 @@ impl Config {
             found.push(("bus.url", why));
         }
         found.extend(bus.violations());
+        if let Some(why) = crate::registry::refusal(&self.registry) {
+            found.push(("registry.url", why));
+        }
         found.extend(outbox.violations());
         found.extend(delivery.violations());
         found.extend(dlt.violations());
@@ -146,6 +170,13 @@ impl Default for Http {
 impl Default for Database {
     fn default() -> Self {
         Self { url: "sqlite://posthaste.db".to_owned() }
+    }
+}
+
+impl Default for Registry {
+    fn default() -> Self {
+        let (username, password, token) = Default::default();
+        Self { url: "builtin".to_owned(), username, password, token }
     }
 }
 

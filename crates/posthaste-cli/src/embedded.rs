@@ -10,6 +10,7 @@ use posthaste_core::outbox;
 #[cfg(feature = "kafka")]
 use posthaste_core::{FaultKind, StoreError};
 use posthaste_hub::{Hub, Parts, Sealer, SecretError};
+use posthaste_schema::RegistryError;
 use posthaste_webhook::{Client, ClientOptions};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -19,6 +20,7 @@ use crate::bus;
 use crate::config::Config;
 use crate::database;
 use crate::exit::Exit;
+use crate::registry;
 use crate::telemetry;
 
 /// How often the metrics recorder drains its histograms, so that they do not grow between two scrapes.
@@ -60,6 +62,10 @@ pub enum StartError {
     #[cfg(feature = "kafka")]
     #[error("the bus cannot be used: {}", .0.chain())]
     Bus(StoreError),
+    #[error("the schema registry cannot be used with this configuration: {0}")]
+    RegistrySetting(String),
+    #[error(transparent)]
+    Registry(RegistryError),
     #[error("the metrics recorder cannot start")]
     Metrics(#[from] BuildError),
 }
@@ -69,7 +75,8 @@ impl StartError {
         match self {
             Self::AddressInUse { .. } | Self::Listen { .. } | Self::Metrics(_) => Exit::Failed,
             Self::Secrets(SecretError::KeyFile { .. }) => Exit::Unreachable,
-            Self::Secrets(_) => Exit::Usage,
+            Self::Secrets(_) | Self::RegistrySetting(_) => Exit::Usage,
+            Self::Registry(_) => Exit::Unreachable,
             #[cfg(feature = "kafka")]
             Self::BusSetting(_) => Exit::Usage,
             #[cfg(feature = "kafka")]
@@ -100,11 +107,12 @@ impl EmbeddedServer {
         let address =
             listener.local_addr().map_err(|source| StartError::Listen { address: config.http.listen, source })?;
         let bus = bus::open(config)?;
+        let registry = registry::open(&config.registry)?;
         let database = database::open(&config.database.url).await?;
         database.migrate().await?;
         let sealer = open_sealer(&config.key_file(), &*database.registry()).await?;
         let client = Client::new(ClientOptions::default());
-        let parts = Parts { database, bus, client, sealer, settings: config.settings() };
+        let parts = Parts { database, bus, registry, client, sealer, settings: config.settings() };
         let hub = Arc::new(Hub::start(parts).await?);
         let stop = CancellationToken::new();
         let limits = config.client_limits();

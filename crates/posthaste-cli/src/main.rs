@@ -18,6 +18,8 @@ mod exit;
 mod output;
 mod publish;
 mod quarantine;
+mod registry;
+mod secret_text;
 mod serve;
 mod subscriptions;
 mod tail;

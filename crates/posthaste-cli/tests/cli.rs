@@ -187,7 +187,7 @@ fn a_port_in_use_fails_the_start_and_creates_no_file() {
     let place = Place::new();
     place.run(&["serve", "--listen", &address]).expect(1, &format!("cannot listen on {address}: another program"));
     assert_eq!(std::fs::read_dir(place.0.path()).unwrap().count(), 0, "no file was created");
-    place.run(&["check", "--listen", &address]).expect(1, "1 of 6 checks failed");
+    place.run(&["check", "--listen", &address]).expect(1, "1 of 7 checks failed");
 }
 
 #[test]

@@ -73,11 +73,11 @@ impl ChannelError {
 }
 
 impl Channels {
-    pub(crate) fn new(stores: &HubStores, relays: Relays, settings: &Settings) -> Self {
+    pub(crate) fn new(stores: &HubStores, bus: Arc<dyn Bus>, relays: Relays, settings: &Settings) -> Self {
         Self(Arc::new(Inner {
             outbox: stores.outbox.clone(),
             store: stores.channels.clone(),
-            bus: stores.bus.clone(),
+            bus,
             topics: TopicNames::new(&settings.bus.topic_prefix),
             relays,
             settings: settings.clone(),

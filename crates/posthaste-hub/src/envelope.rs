@@ -11,6 +11,7 @@ use posthaste_core::bus::{Fetched, Record, route};
 use posthaste_core::hub_store::{DeadLetterFields, NewDeadLetter};
 use posthaste_core::outbox::OutboxItem;
 use posthaste_core::{BusItem, DecodeError, Decoded, Event, GivenUp, Payload};
+use posthaste_schema::{SchemaText, framing};
 use posthaste_webhook::Endpoint;
 use prost::Message;
 use serde_json::value::RawValue;
@@ -22,6 +23,22 @@ use crate::topics::TopicNames;
 
 /// The namespace of delivery ids. Each process computes the same id for the same event and subscription.
 const DELIVERIES: Uuid = Uuid::from_u128(0x6a5f_3c52_1d0e_4b7a_9c41_7be1_05f2_d8a3);
+
+/// The schema of all messages on the bus.
+pub(crate) fn schema() -> SchemaText {
+    SchemaText { text: posthaste_api::EVENTS_PROTO.to_owned(), references: Vec::new() }
+}
+
+/// The full name of the message that a topic of the hub carries.
+pub(crate) fn message_name(topics: &TopicNames, topic: &str) -> &'static str {
+    match topics.has_events(topic) {
+        true => EVENT,
+        false => DELIVERY,
+    }
+}
+
+pub(crate) const EVENT: &str = "posthaste.v1.EventHubEvent";
+pub(crate) const DELIVERY: &str = "posthaste.v1.OutboxEvent";
 
 pub(crate) fn event_record(topic: Arc<str>, item: &OutboxItem) -> Record {
     let event = &item.event;
@@ -55,8 +72,8 @@ fn event_message(event: &Event, created_at: DateTime<Utc>) -> EventHubEvent {
     }
 }
 
-pub(crate) fn decode_event(record: &Fetched) -> Result<Decoded<EventHubEvent>, DecodeError> {
-    let value = EventHubEvent::decode(record.value.clone())
+pub(crate) fn decode_event(message: Bytes) -> Result<Decoded<EventHubEvent>, DecodeError> {
+    let value = EventHubEvent::decode(message)
         .map_err(|error| DecodeError::Poison(format!("not an EventHubEvent: {error}")))?;
     match value.event_id.is_empty() || value.event.is_none() {
         true => Err(DecodeError::Poison("an EventHubEvent without id or payload".to_owned())),
@@ -102,9 +119,9 @@ fn delivery_id(event_id: &str, subscription_id: &str) -> Uuid {
     Uuid::new_v5(&DELIVERIES, format!("{event_id}\n{subscription_id}\n0").as_bytes())
 }
 
-pub(crate) fn decode_delivery(record: &Fetched) -> Result<Decoded<OutboxEvent>, DecodeError> {
-    let value = OutboxEvent::decode(record.value.clone())
-        .map_err(|error| DecodeError::Poison(format!("not an OutboxEvent: {error}")))?;
+pub(crate) fn decode_delivery(message: Bytes) -> Result<Decoded<OutboxEvent>, DecodeError> {
+    let value =
+        OutboxEvent::decode(message).map_err(|error| DecodeError::Poison(format!("not an OutboxEvent: {error}")))?;
     if value.event.is_none() || value.subscription_id.is_empty() {
         return Err(DecodeError::Poison("an OutboxEvent without event or subscription".to_owned()));
     }
@@ -115,8 +132,8 @@ pub(crate) fn decode_delivery(record: &Fetched) -> Result<Decoded<OutboxEvent>, 
 
 /// Decodes a record of a dead-letter topic. Its intake is retried for ever, so the attempts of its delivery do not
 /// matter here.
-pub(crate) fn decode_dead_letter(record: &Fetched) -> Result<Decoded<OutboxEvent>, DecodeError> {
-    decode_delivery(record).map(|decoded| Decoded { budget: None, ..decoded })
+pub(crate) fn decode_dead_letter(message: Bytes) -> Result<Decoded<OutboxEvent>, DecodeError> {
+    decode_delivery(message).map(|decoded| Decoded { budget: None, ..decoded })
 }
 
 /// The record that dead-letters a delivery.
@@ -147,25 +164,34 @@ pub(crate) fn dead_letter(topics: &TopicNames, item: &BusItem<OutboxEvent>, give
 /// The value of a record, for people.
 pub(crate) struct ReadableValue {
     /// The schema that the value names.
-    pub(crate) schema_id: Option<u32>,
+    pub(crate) schema_id: Option<i32>,
     /// The message as JSON, without secrets, or why it cannot be decoded.
     pub(crate) value: Result<Box<RawValue>, String>,
 }
 
-/// Decodes the value of a record by the kind of its topic. Values have no schema registry framing yet.
+/// Decodes the value of a record by the kind of its topic.
 pub(crate) fn readable_value(topics: &TopicNames, record: &Fetched) -> ReadableValue {
-    let (topic, schema_id) = (&*record.position.topic, None);
-    let value = match &record.damage {
+    let topic = &*record.position.topic;
+    let frame = match &record.damage {
         Some(damage) => Err(damage.clone()),
-        None if topics.has_events(topic) => EventHubEvent::decode(record.value.clone())
+        None => framing::decode(&record.value).map_err(|error| error.to_string()),
+    };
+    let schema_id = frame.as_ref().ok().map(|frame| frame.schema_id);
+    let value = frame.and_then(|frame| match topics.has_events(topic) {
+        true => EventHubEvent::decode(frame.message)
             .map(|event| readable_event(&event))
             .map_err(|error| format!("not an EventHubEvent: {error}")),
-        None if topics.has_deliveries(topic) => OutboxEvent::decode(record.value.clone())
+        false if topics.has_deliveries(topic) => OutboxEvent::decode(frame.message)
             .map(|delivery| readable(&delivery))
             .map_err(|error| format!("not an OutboxEvent: {error}")),
-        None => Err("the topic is none of this server: the type of its messages is not known".to_owned()),
-    };
+        false => Err("the topic is none of this server: the type of its messages is not known".to_owned()),
+    });
     ReadableValue { schema_id, value }
+}
+
+/// The delivery in the value of a record of an outbox topic or a dead-letter topic; `None` if it cannot be read.
+pub(crate) fn delivery_in(value: &Bytes) -> Option<OutboxEvent> {
+    OutboxEvent::decode(framing::decode(value).ok()?.message).ok()
 }
 
 /// The dead letter of a record of a dead-letter topic. Its first retry is due after the configured interval, or after

@@ -1,15 +1,14 @@
 use std::collections::HashMap;
 
-use posthaste_api::proto::OutboxEvent;
 use posthaste_api::{DeliveryState, Domain, EventTrace, OutboxState, OutboxStatus, TopicPosition, TracedDelivery};
 use posthaste_core::StoreError;
 use posthaste_core::hub_store::{DeadLetterRow, DeadLetterStatus, LogEntry};
 use posthaste_core::outbox::{self, OutboxRow};
-use prost::Message;
 use uuid::Uuid;
 
 use crate::Hub;
 use crate::dead_letters;
+use crate::envelope;
 
 impl Hub {
     /// The state of an event: its row, its records on the bus, its deliveries, its dead letters. `None` if it is
@@ -37,7 +36,7 @@ impl Hub {
     fn dead_lettered(&self, records: &[LogEntry], letters: &[DeadLetterRow]) -> HashMap<String, DeliveryState> {
         let dlts = Domain::ALL.map(|domain| self.topics.dlt(domain));
         let on_topic = records.iter().filter(|entry| dlts.iter().any(|topic| **topic == *entry.topic));
-        let on_topic = on_topic.filter_map(|entry| OutboxEvent::decode(entry.value.clone()).ok());
+        let on_topic = on_topic.filter_map(|entry| envelope::delivery_in(&entry.value));
         let mut outcomes: HashMap<String, DeliveryState> =
             on_topic.map(|message| (message.delivery_id, DeliveryState::DeadLettered)).collect();
         for letter in letters {
@@ -52,7 +51,7 @@ impl Hub {
 
     fn delivery(&self, entry: &LogEntry, outcomes: &HashMap<String, DeliveryState>) -> Option<TracedDelivery> {
         let domain = Domain::ALL.into_iter().find(|domain| *self.topics.outbox(*domain) == *entry.topic)?;
-        let message = OutboxEvent::decode(entry.value.clone()).ok()?;
+        let message = envelope::delivery_in(&entry.value)?;
         let is_acked = entry.groups.iter().any(|group| group.done);
         let state = match (is_acked, outcomes.get(&message.delivery_id)) {
             (_, Some(outcome)) => *outcome,

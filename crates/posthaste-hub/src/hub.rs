@@ -3,6 +3,7 @@ use std::future::ready;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use bytes::Bytes;
 use posthaste_api::{Domain, MAX_TIMEOUT};
 use posthaste_core::bus::{Bus, Fetched, Quarantine, Topics};
 use posthaste_core::hub_store::{BusInspector, DeadLetterSource, HubDatabase, HubOptions, HubStores, OpenError};
@@ -10,6 +11,7 @@ use posthaste_core::{
     BusItem, BusSource, BusSourceOptions, Decode, DecodeError, Decoded, Load, OnStop, RelayOptions, RetryPolicy, Sink,
     StoreError, Wakeup,
 };
+use posthaste_schema::{BuiltinRegistry, Framer, SchemaError, SchemaRegistry};
 use posthaste_webhook::Client;
 
 use crate::attempt_log::Described;
@@ -17,6 +19,7 @@ use crate::channels::Channels;
 use crate::dlt_intake::Intake;
 use crate::envelope;
 use crate::event_processor::FanOut;
+use crate::framed_bus::FramedBus;
 use crate::ingest::Ingest;
 use crate::lanes::{Budgets, Lanes};
 use crate::matching::SubscriptionMatcher;
@@ -64,6 +67,7 @@ pub struct Hub {
     pub(crate) lagging: Mutex<HashSet<String>>,
     ingest: Ingest,
     registrations: Registrations,
+    builtin_registry: Arc<BuiltinRegistry>,
     pub(crate) relays: Relays,
     pub(crate) readiness: ReadinessCheck,
 }
@@ -73,6 +77,8 @@ pub struct Parts {
     pub database: Arc<dyn HubDatabase>,
     /// A bus outside of the database; `None` for the one that is built into it.
     pub bus: Option<ExternalBus>,
+    /// A Schema Registry elsewhere; `None` for the one that is built in.
+    pub registry: Option<Arc<dyn SchemaRegistry>>,
     pub client: Client,
     pub sealer: Sealer,
     pub settings: Settings,
@@ -92,11 +98,13 @@ pub enum StartError {
     Open(#[from] OpenError),
     #[error("the database does not answer")]
     Store(#[from] StoreError),
+    #[error("the schema of the messages cannot be used")]
+    Schema(#[from] SchemaError),
 }
 
 impl Hub {
     pub async fn start(parts: Parts) -> Result<Self, StartError> {
-        let Parts { database, bus, client, sealer, settings } = parts;
+        let Parts { database, bus, registry, client, sealer, settings } = parts;
         database.migrate().await?;
         let (lease, max_channels) = (settings.outbox.lease, settings.bus.max_channels);
         let mut stores = database.open(HubOptions { lease, max_channels }).await?;
@@ -104,6 +112,12 @@ impl Hub {
         if let Some(ExternalBus { bus, inspector }) = bus {
             (stores.bus, stores.inspector) = (bus, inspector);
         }
+        let builtin_registry = Arc::new(BuiltinRegistry::new(stores.schemas.clone()));
+        let framer =
+            Arc::new(Framer::new(registry.clone().unwrap_or_else(|| builtin_registry.clone()), envelope::schema())?);
+        let topics = TopicNames::new(&settings.bus.topic_prefix);
+        let levels = settings.compatibility_of_topics(&topics);
+        let framed: Arc<dyn Bus> = Arc::new(FramedBus::new(stores.bus.clone(), framer.clone(), topics.clone(), levels));
         stores.dead_letters.end_schedules(settings.dlt.max_retry).await?;
         let wakeup = Wakeup::default();
         let lanes = Lanes::new(settings.delivery.concurrency, LANES, wakeup.clone());
@@ -111,7 +125,7 @@ impl Hub {
         let dead_letters = DeadLetterSource::with_room(stores.dead_letters.clone(), lease, room, wakeup);
 
         let relays = Relays::default();
-        let channels = Channels::new(&stores, relays.clone(), &settings);
+        let channels = Channels::new(&stores, framed.clone(), relays.clone(), &settings);
         channels.open_recorded().await?;
         let discovering = channels.clone();
         relays.supervisor().spawn("channel-discovery", move || discovering.clone().discover());
@@ -123,9 +137,10 @@ impl Hub {
         }
 
         let pipeline = Pipeline {
-            bus: stores.bus.clone(),
+            bus: framed,
+            framer,
             quarantine: stores.quarantine.clone(),
-            topics: TopicNames::new(&settings.bus.topic_prefix),
+            topics,
             dispatcher: WebhookDispatcher::new(client, sealer.clone(), lanes, relays.stopping().clone()),
             relays: relays.clone(),
             settings,
@@ -137,7 +152,8 @@ impl Hub {
 
         Ok(Self {
             ingest: Ingest::start(channels.clone().into_store(), relays.supervisor()),
-            readiness: ReadinessCheck::new(&pipeline.settings, channels, has_external_bus),
+            readiness: ReadinessCheck::new(&pipeline.settings, channels, has_external_bus, registry),
+            builtin_registry,
             registrations: Registrations::new(stores.registry.clone(), sealer),
             topics: pipeline.topics,
             lagging: Mutex::default(),
@@ -158,6 +174,11 @@ impl Hub {
         &self.registrations
     }
 
+    /// The built-in Schema Registry. Other programs may use it even if this hub uses another one.
+    pub fn builtin_registry(&self) -> &Arc<BuiltinRegistry> {
+        &self.builtin_registry
+    }
+
     /// Starts no new deliveries, waits for those in flight, releases all other claims, and closes the database.
     pub async fn stop(&self) {
         self.relays.supervisor().stop().await;
@@ -165,14 +186,26 @@ impl Hub {
     }
 }
 
-/// A decoder that never waits.
-fn decode_with<T: Send + 'static>(decode: fn(&Fetched) -> Result<Decoded<T>, DecodeError>) -> Decode<T> {
-    Box::new(move |record| Box::pin(ready(decode(record))))
+/// Decodes the messages of this name. Waits only for a schema that was not looked up yet.
+fn decode_with<T: Send + 'static>(
+    framer: &Arc<Framer>,
+    message_name: &'static str,
+    decode: fn(Bytes) -> Result<Decoded<T>, DecodeError>,
+) -> Decode<T> {
+    let framer = framer.clone();
+    Box::new(move |record: &Fetched| match framer.decode_now(&record.value, message_name) {
+        Some(message) => Box::pin(ready(message.and_then(decode))),
+        None => {
+            let framer = framer.clone();
+            Box::pin(async move { framer.decode(&record.value, message_name).await.and_then(decode) })
+        }
+    })
 }
 
 /// The four relays after the event topics.
 struct Pipeline {
     bus: Arc<dyn Bus>,
+    framer: Arc<Framer>,
     quarantine: Arc<dyn Quarantine>,
     topics: TopicNames,
     dispatcher: WebhookDispatcher,
@@ -209,8 +242,9 @@ impl Pipeline {
     }
 
     async fn start_event_processor(&self, matcher: SubscriptionMatcher) -> Result<(), StoreError> {
-        let reading = || BusSourceOptions {
-            decode: decode_with(envelope::decode_event),
+        let framer = self.framer.clone();
+        let reading = move || BusSourceOptions {
+            decode: decode_with(&framer, envelope::EVENT, envelope::decode_event),
             dead_letter: None,
             defer_after: Duration::MAX,
             max_waiting: MAX_WAITING,
@@ -221,11 +255,11 @@ impl Pipeline {
     }
 
     async fn start_outbox_processor(&self) -> Result<(), StoreError> {
-        let topics = self.topics.clone();
+        let (topics, framer) = (self.topics.clone(), self.framer.clone());
         let reading = move || {
             let topics = topics.clone();
             BusSourceOptions {
-                decode: decode_with(envelope::decode_delivery),
+                decode: decode_with(&framer, envelope::DELIVERY, envelope::decode_delivery),
                 dead_letter: Some(Box::new(move |item, given_up| {
                     Box::pin(ready(Ok(envelope::dead_letter(&topics, item, given_up))))
                 })),
@@ -250,8 +284,9 @@ impl Pipeline {
     }
 
     async fn start_dlt_intake(&self, dead_letters: &DeadLetterSource) -> Result<(), StoreError> {
-        let reading = || BusSourceOptions {
-            decode: decode_with(envelope::decode_dead_letter),
+        let framer = self.framer.clone();
+        let reading = move || BusSourceOptions {
+            decode: decode_with(&framer, envelope::DELIVERY, envelope::decode_dead_letter),
             dead_letter: None,
             defer_after: Duration::MAX,
             max_waiting: MAX_WAITING,

@@ -15,6 +15,7 @@ mod domains;
 mod envelope;
 mod event_processor;
 mod event_status;
+mod framed_bus;
 mod health;
 mod hub;
 mod ingest;
@@ -47,7 +48,7 @@ pub use readiness::{PartStatus, Readiness};
 pub use registrations::{Listed, RegistrationError, Registrations, Versioned};
 pub use secrets::{Sealer, SecretError};
 pub use settings::{
-    Acks, BusSettings, ClientSettings, Compression, DeliverySettings, DltSettings, OutboxSettings, RetentionSettings,
-    RoutingRule, RoutingSettings, Settings, Violation,
+    Acks, BusSettings, ChannelSettings, ClientSettings, Compatibility, Compression, DeliverySettings, DltSettings,
+    OutboxSettings, RetentionSettings, RoutingRule, RoutingSettings, Settings, Violation,
 };
 pub use subscription_input::{SubscriptionReplacement, SubscriptionRequest};

@@ -1,8 +1,10 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste_core::hub_store::Backlog;
 use posthaste_core::{FaultKind, StoreError};
+use posthaste_schema::SchemaRegistry;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
@@ -16,10 +18,11 @@ use crate::stalls::{StallDetector, WaitingWork};
 const FRESH: Duration = Duration::from_secs(1);
 /// A database that takes longer than this for a small write does not serve requests either.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
-/// A bus outside of the database that takes longer than this to answer is away. Probes do not wait long.
-const BUS_TIMEOUT: Duration = Duration::from_secs(1);
+/// A bus or a registry outside of the database that takes longer than this to answer is away. Probes do not wait long.
+const AWAY_TIMEOUT: Duration = Duration::from_secs(1);
 const DATABASE: &str = "database";
 const BUS: &str = "bus";
+const REGISTRY: &str = "registry";
 /// The parts that are always shown. Channels are shown only if they fail.
 const PARTS: [&str; 7] =
     [DATABASE, "ingest", "channel-discovery", EVENT_PROCESSOR, OUTBOX_PROCESSOR, DLT_INTAKE, DLT_RETRY];
@@ -56,6 +59,8 @@ impl Readiness {
 pub(crate) struct ReadinessCheck {
     channels: Channels,
     has_external_bus: bool,
+    /// The Schema Registry, if it is not built in.
+    registry: Option<Arc<dyn SchemaRegistry>>,
     /// How long the built-in bus keeps records that every group has done.
     retention: Option<Duration>,
     /// How long a relay may make no progress while work waits. The time of a request to an endpoint is added to it.
@@ -70,11 +75,16 @@ struct State {
 }
 
 impl ReadinessCheck {
-    pub(crate) fn new(settings: &Settings, channels: Channels, has_external_bus: bool) -> Self {
+    pub(crate) fn new(
+        settings: &Settings,
+        channels: Channels,
+        has_external_bus: bool,
+        registry: Option<Arc<dyn SchemaRegistry>>,
+    ) -> Self {
         // After a crash, work may wait for the end of a lease; an idle relay may sleep for its poll interval.
         let stall_timeout = settings.outbox.lease.max(2 * settings.outbox.poll_interval);
         let retention = settings.retention.log.filter(|_| !has_external_bus);
-        Self { channels, has_external_bus, retention, stall_timeout, state: Mutex::default() }
+        Self { channels, has_external_bus, registry, retention, stall_timeout, state: Mutex::default() }
     }
 }
 
@@ -96,7 +106,12 @@ impl Hub {
         if check.has_external_bus {
             parts.insert(BUS.to_owned(), PartStatus::Ready);
         }
+        let registry = self.check_registry().await;
+        let is_registry_away = matches!(registry, Some(PartStatus::Degraded(_)));
+        parts.extend(registry.map(|status| (REGISTRY.to_owned(), status)));
         match self.waiting().await {
+            // Events are accepted and kept until the registry is back. Nothing that waits for it counts as stalled.
+            Ok(_) if is_registry_away => state.stalls = StallDetector::default(),
             Ok((waiting, lost)) => {
                 failing.extend(state.stalls.observe(Instant::now(), waiting));
                 parts.extend(lost.into_iter().map(|(part, reason)| (part, PartStatus::Degraded(reason))));
@@ -122,14 +137,25 @@ impl Hub {
         }
     }
 
+    /// The status of a Schema Registry that is not built in.
+    async fn check_registry(&self) -> Option<PartStatus> {
+        let registry = self.readiness.registry.as_ref()?;
+        let reason = match timeout(AWAY_TIMEOUT, registry.check()).await {
+            Ok(Ok(())) => return Some(PartStatus::Ready),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("the schema registry did not answer within {} s", AWAY_TIMEOUT.as_secs()),
+        };
+        Some(PartStatus::Degraded(reason))
+    }
+
     async fn backlogs(&self) -> Result<Vec<Backlog>, Away> {
         let backlogs = self.stores.inspector.backlogs();
         if !self.readiness.has_external_bus {
             return Ok(backlogs.await?);
         }
-        match timeout(BUS_TIMEOUT, backlogs).await {
+        match timeout(AWAY_TIMEOUT, backlogs).await {
             Ok(backlogs) => backlogs.map_err(|error| Away::Bus(error.chain())),
-            Err(_) => Err(Away::Bus(format!("the bus did not answer within {} s", BUS_TIMEOUT.as_secs()))),
+            Err(_) => Err(Away::Bus(format!("the bus did not answer within {} s", AWAY_TIMEOUT.as_secs()))),
         }
     }
 

@@ -2,13 +2,17 @@
 //! its limits beside it. The configuration file has one section per struct. Its commented default text documents the
 //! keys, and a test compares the two.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste_api::{Domain, duration_text};
+use posthaste_schema::compatibility::{Level, UnknownLevel};
 use serde::{Deserialize, Serialize};
+
+use crate::topics::TopicNames;
 
 /// How the hub's services run. The defaults are those of the default configuration.
 #[derive(Clone, Debug, Default)]
@@ -19,6 +23,15 @@ pub struct Settings {
     pub delivery: DeliverySettings,
     pub dlt: DltSettings,
     pub retention: RetentionSettings,
+    pub channels: Vec<ChannelSettings>,
+}
+
+impl Settings {
+    /// The compatibility that is set for the schemas of topics.
+    pub(crate) fn compatibility_of_topics(&self, topics: &TopicNames) -> HashMap<Arc<str>, Level> {
+        let with_level = self.channels.iter().filter_map(|channel| Some((channel, channel.compatibility?)));
+        with_level.map(|(channel, level)| (topics.events(&channel.event_type), level.0)).collect()
+    }
 }
 
 /// A key whose value cannot be used, and why.
@@ -282,6 +295,35 @@ impl DltSettings {
             ("dlt.max_retry", self.max_retry > MAX_RETRY, "is more than 100"),
             ("dlt.batch_size", !SIZES.contains(&self.batch_size), "is not 1 to 10000"),
         ])
+    }
+}
+
+/// What differs for one event type.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChannelSettings {
+    pub event_type: String,
+    /// How a new version of the schema must relate to the versions before it. Absent: as the registry says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compatibility: Option<Compatibility>,
+}
+
+/// The compatibility of a schema, by its name in the API of a Schema Registry.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Compatibility(pub Level);
+
+impl TryFrom<String> for Compatibility {
+    type Error = UnknownLevel;
+
+    fn try_from(text: String) -> Result<Self, UnknownLevel> {
+        text.parse().map(Self)
+    }
+}
+
+impl From<Compatibility> for String {
+    fn from(Compatibility(level): Compatibility) -> Self {
+        level.as_str().to_owned()
     }
 }
 

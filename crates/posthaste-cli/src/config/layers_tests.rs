@@ -59,7 +59,7 @@ fn the_default_file_is_the_built_in_default() {
 #[test]
 fn the_default_file_names_every_key() {
     let example: Config = toml::from_str(&with_example()).unwrap();
-    assert_eq!(example.routing.rules.len(), 1);
+    assert_eq!((example.routing.rules.len(), example.channels.len()), (1, 1));
     let (mut written, mut known) = (Vec::new(), Vec::new());
     keys(&with_example().parse().unwrap(), "", &mut written);
     keys(&Table::try_from(&example).unwrap(), "", &mut known);
@@ -146,6 +146,8 @@ fn unusable_values_are_refused_with_key_and_origin() {
         ("[http]\nlisten = '0.0.0.0:8080'", "this version has no API keys yet"),
         ("[bus]\nurl = 'nats://broker:4222'", "bus.url (set in "),
         ("[bus]\nacks = 'some'", "unknown variant `some`"),
+        ("[registry]\nurl = 'registry:8081'", "registry.url (set in "),
+        ("[[channels]]\nevent_type = 'a'\ncompatibility = 'backwards'", "use NONE, BACKWARD, "),
         ("[bus]\npartitions = 0", "bus.partitions (set in "),
         ("[bus]\ntopic_prefix = 'a b'", "bus.topic_prefix"),
         ("[database]\nurl = 'postgres://localhost/x'", "names postgres, which is not built into this version yet"),

@@ -117,7 +117,7 @@ pub async fn open_on(folder: &Path, database: Arc<HubDatabase>, settings: Settin
     log();
     let sealer = Sealer::open(&folder.join("hub.key")).unwrap();
     let client = Client::new(ClientOptions::default());
-    Hub::start(Parts { database, bus: None, client, sealer, settings }).await.unwrap()
+    Hub::start(Parts { database, bus: None, registry: None, client, sealer, settings }).await.unwrap()
 }
 
 /// The default settings, with which a request does not time out because the machine is busy.
