@@ -50,6 +50,7 @@ macro_rules! bus_laws {
             a_refused_record_does_not_affect_the_others
             offsets_become_visible_in_order
             records_of_one_route_share_a_partition_in_order
+            a_route_names_a_partition_modulo_their_number
             a_partition_has_one_reader_per_group
             an_unacked_record_is_read_again_by_the_next_reader
             an_acked_record_is_not
@@ -175,6 +176,18 @@ pub async fn records_of_one_route_share_a_partition_in_order(harness: &impl BusH
         assert!(records.iter().all(|fetched| fetched.position.partition == records[0].position.partition));
         assert!(records.is_sorted_by_key(|fetched| fetched.position.offset));
         assert!(records.is_sorted_by_key(|fetched| &fetched.key), "in the order of publishing");
+    }
+}
+
+/// So a record can be published again to the partition that it was in.
+pub async fn a_route_names_a_partition_modulo_their_number(harness: &impl BusHarness) {
+    let bus = harness.open().await;
+    publish(&bus, (0..64).map(|route| record("orders", route, route.to_string())).collect()).await;
+    let reader = bus.subscribe("group", named("orders")).await.unwrap();
+    let fetched = read(&*reader, 64).await;
+    let partitions = fetched.iter().map(|fetched| fetched.position.partition + 1).max().unwrap();
+    for fetched in &fetched {
+        assert_eq!(fetched.position.partition, fetched.key.parse::<u32>().unwrap() % partitions, "{fetched:?}");
     }
 }
 

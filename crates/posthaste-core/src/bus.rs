@@ -20,7 +20,8 @@ pub const MAX_RECORD: usize = 2 * 1024 * 1024;
 pub struct Record {
     /// The topic to append to.
     pub topic: Arc<str>,
-    /// Records with the same route share a partition, and so their order. See [`route`].
+    /// Records with the same route share a partition, and so their order: the partition is the route modulo the number of
+    /// partitions. See [`route`].
     pub route: u64,
     /// The key of the record.
     pub key: String,
@@ -146,6 +147,7 @@ pub enum Topics {
 /// - `a_refused_record_does_not_affect_the_others`: a record that is too large is refused alone.
 /// - `offsets_become_visible_in_order`: a reader that has seen offset n never later finds a new one ≤ n.
 /// - `records_of_one_route_share_a_partition_in_order`.
+/// - `a_route_names_a_partition_modulo_their_number`.
 /// - `a_partition_has_one_reader_per_group`, and another reader takes over when the first closes or its lease ends.
 /// - `partitions_are_balanced_over_the_readers_of_a_group`, also when readers come and go.
 /// - `a_revoked_partition_is_given_up_when_its_records_are_acked_or_released`: none of them is read twice.

@@ -150,6 +150,9 @@ impl Replay {
     /// Claims, publishes and marks these records. Returns false if the bus is not available.
     async fn publish(&self, ids: &[String], outcome: &mut Outcome) -> Result<bool, StoreError> {
         let mut claimed = self.store.claim(ids, &self.claim_id, LEASE).await?;
+        if claimed.is_empty() {
+            return Ok(true);
+        }
         claimed.sort_by_key(|claimed| ids.iter().position(|id| *id == claimed.row.id));
         let records = claimed.iter().map(|claimed| Record {
             topic: claimed.row.topic.as_str().into(),

@@ -9,12 +9,15 @@ use crate::subscriber::Subscriber;
 
 const TOPIC: &str = "posthaste.events.order.placed";
 
+/// The clock in milliseconds. An older `sqlite3` cannot evaluate the defaults of the tables.
+const NOW: &str = "strftime('%s', 'now') * 1000";
+
 /// Appends a record to the topic, as a program with a fault would.
 fn append(installation: &Installation, key: &str, headers: &str, value: &str) {
     installation.run_sqlite3(&format!(
         "BEGIN IMMEDIATE;
-         INSERT INTO log_record (partition_id, \"offset\", key, headers, value)
-         SELECT id, next_offset, '{key}', {headers}, {value} FROM log_partition WHERE topic = '{TOPIC}';
+         INSERT INTO log_record (partition_id, \"offset\", created_at, key, headers, value)
+         SELECT id, next_offset, {NOW}, '{key}', {headers}, {value} FROM log_partition WHERE topic = '{TOPIC}';
          UPDATE log_partition SET next_offset = next_offset + 1 WHERE topic = '{TOPIC}';
          COMMIT"
     ));
@@ -114,8 +117,10 @@ async fn a_replayed_record_that_can_be_read_is_delivered_and_a_damaged_one_is_no
     // The record of the delivered event once more, as if an older version could not read it.
     installation.run_sqlite3(&format!(
         "BEGIN IMMEDIATE;
-         INSERT INTO quarantined_record (id, group_name, topic, partition, \"offset\", key, reason, replayable)
-         SELECT '0190d0c0-1111-7abc-8def-0123456789ab', 'event-processor', '{TOPIC}', 0, 100, key, 'too new', true
+         INSERT INTO quarantined_record (id, group_name, topic, partition, \"offset\", key, reason, replayable,
+             created_at, updated_at)
+         SELECT '0190d0c0-1111-7abc-8def-0123456789ab', 'event-processor', '{TOPIC}', 0, 100, key, 'too new', true,
+             {NOW}, {NOW}
          FROM log_record JOIN log_partition ON id = partition_id WHERE topic = '{TOPIC}';
          INSERT INTO quarantined_value (record_id, value)
          SELECT '0190d0c0-1111-7abc-8def-0123456789ab', value

@@ -4,5 +4,6 @@ mod bad_rows;
 mod channels;
 mod delivery;
 mod logs;
+mod quarantine;
 mod readiness;
 mod support;

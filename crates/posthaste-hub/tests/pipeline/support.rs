@@ -10,6 +10,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use posthaste_api::{AuthIn, EventIn, EventKey, SubscriptionIn};
+use posthaste_core::hub_store;
 use posthaste_hub::{Accepted, Hub, Parts, Sealer, Settings};
 use posthaste_sql::sqlite::HubDatabase;
 use posthaste_webhook::{Client, ClientOptions};
@@ -111,7 +112,7 @@ pub async fn open_database(folder: &Path) -> Arc<HubDatabase> {
     Arc::new(HubDatabase::open(&url).await.unwrap())
 }
 
-pub async fn open_on(folder: &Path, database: Arc<HubDatabase>, settings: Settings) -> Hub {
+pub async fn open_on(folder: &Path, database: Arc<dyn hub_store::HubDatabase>, settings: Settings) -> Hub {
     // Installed before a hub counts or logs anything.
     metrics();
     log();
