@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use posthaste_api::{Domain, MAX_TIMEOUT};
 use posthaste_core::bus::{Bus, Fetched, Quarantine, Topics};
-use posthaste_core::hub_store::{DeadLetterSource, HubDatabase, HubOptions, HubStores, OpenError};
+use posthaste_core::hub_store::{DeadLetterSource, HubDatabase, HubOptions, HubStores, OpenError, SchemaStore};
 use posthaste_core::{
     BusItem, BusSource, BusSourceOptions, Decode, DecodeError, Decoded, Load, OnStop, RelayOptions, RetryPolicy, Sink,
     StoreError, Wakeup,
@@ -135,6 +135,11 @@ impl Hub {
     /// Definitions and subscriptions.
     pub fn registrations(&self) -> &Registrations {
         &self.registrations
+    }
+
+    /// The tables of the built-in Schema Registry.
+    pub fn schemas(&self) -> Arc<dyn SchemaStore> {
+        self.stores.schemas.clone()
     }
 
     /// Starts no new deliveries, waits for those in flight, releases all other claims, and closes the database.
