@@ -18,7 +18,7 @@ prepare() {
 start() {
   [ -z "$pid" ] || { echo "the server has not been stopped"; exit 1; }
   java -Xmx512m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Djava.io.tmpdir="$dir" -Dquarkus.http.host=127.0.0.1 \
-    -Dquarkus.http.port="$port" -jar "$jar" >"$dir/log" 2>&1 &
+    -Dquarkus.http.port="$port" '-Dquarkus.log.category."io.quarkus".level=INFO' -jar "$jar" >"$dir/log" 2>&1 &
   pid=$!
   # Its own log says that it serves the port, so that no other server can answer.
   tries=600

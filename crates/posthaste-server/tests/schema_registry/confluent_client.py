@@ -22,7 +22,8 @@ if "json" in order:
     value = ProtobufSerializer(message_class, registry)(message, context)
     answer = {"value": value.hex(), "bytes": message.SerializeToString().hex()}
 else:
-    deserializer = ProtobufDeserializer(message_class, {"use.deprecated.format": False}, registry)
+    looks_up = registry if order["looks_up"] else None
+    deserializer = ProtobufDeserializer(message_class, {"use.deprecated.format": False}, looks_up)
     message = deserializer(bytes.fromhex(order["value"]), context)
     answer = {"json": json_format.MessageToDict(message)}
 json.dump(answer, sys.stdout)

@@ -18,12 +18,14 @@ const MESSAGE: &str = "posthaste.v1.EventHubEvent";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_are_exchanged_through_apicurio_registry() {
-    exchange(Registry::apicurio().await).await;
+    // Confluent's client asks for `?format=serialized`, which this registry does not know: it returns the text that we
+    // registered. So the client reads our message without a look-up.
+    exchange(Registry::apicurio().await, false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_are_exchanged_through_the_built_in_registry() {
-    exchange(Registry::builtin().await).await;
+    exchange(Registry::builtin().await, true).await;
 }
 
 fn event() -> EventHubEvent {
@@ -51,7 +53,8 @@ fn event_as_json() -> Value {
     })
 }
 
-async fn exchange(registry: Registry) {
+/// `looks_up` says if the registry can serialize the schema that we registered.
+async fn exchange(registry: Registry, looks_up: bool) {
     let framer = Framer::new(Arc::new(registry.client()), events()).unwrap();
     // Python registers first on one topic, we do on the other.
     let theirs = registry.subject("theirs");
@@ -64,15 +67,12 @@ async fn exchange(registry: Registry) {
 
     let ours = registry.subject("ours");
     let value = framer.encode(&ours, MESSAGE, &event().encode_to_vec()).await.unwrap();
-    let answer = run(&registry, &ours, json!({ "value": hex(&value) })).await;
+    let answer = run(&registry, &ours, json!({ "value": hex(&value), "looks_up": looks_up })).await;
     assert_eq!(answer["json"], event_as_json());
     // Python reads its own message, too: the schema that it registered means the same.
-    let own = run(&registry, &theirs, json!({ "value": hex(&frame_of(&frame)) })).await;
+    let own = framing::encode(frame.schema_id, &frame.indexes, &frame.message);
+    let own = run(&registry, &theirs, json!({ "value": hex(&own), "looks_up": true })).await;
     assert_eq!(own["json"], event_as_json());
-}
-
-fn frame_of(frame: &framing::Frame) -> Bytes {
-    framing::encode(frame.schema_id, &frame.indexes, &frame.message)
 }
 
 /// Runs the script with an order, and returns what it answers.
