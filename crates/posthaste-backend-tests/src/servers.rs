@@ -7,12 +7,16 @@
 //!
 //! If a server is not installed, the test fails with a message that says what to install. No test is skipped.
 
+mod apicurio;
+mod confluent_python;
 mod cutter;
 mod kafka;
 mod mariadb;
 mod postgres;
 mod watched;
 
+pub use apicurio::apicurio;
+pub use confluent_python::confluent_python;
 pub use cutter::{Cutter, Keep};
 pub use kafka::{Kafka, kafka};
 pub use mariadb::{MariaDb, mariadb};

@@ -1,4 +1,4 @@
-//! The HTTP interface of Posthaste: the REST API of the hub, health checks and metrics.
+//! The HTTP interface of Posthaste: the REST API of the hub, the built-in Schema Registry, health checks and metrics.
 //!
 //! Handlers only translate: a request becomes one call of the hub, and an error becomes one problem document
 //! ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)) with a stable code.
@@ -14,6 +14,7 @@ mod problem;
 mod quarantine;
 mod registry;
 mod router;
+mod schema_registry;
 mod topics;
 mod write_timeout;
 

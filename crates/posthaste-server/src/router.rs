@@ -10,7 +10,7 @@ use posthaste_hub::Hub;
 use crate::connections::ClientLimits;
 use crate::extract::BodyTimeout;
 use crate::problem::{Code, ErrorResponse};
-use crate::{dead_letters, events, health, host, quarantine, registry, topics};
+use crate::{dead_letters, events, health, host, quarantine, registry, schema_registry, topics};
 
 /// Enough for one event with the largest payload in base64 and the largest headers.
 const MAX_EVENT_BODY: usize = 2 * 1024 * 1024;
@@ -27,7 +27,9 @@ pub(crate) struct App {
 
 pub(crate) fn router(hub: Arc<Hub>, metrics: PrometheusHandle, limits: ClientLimits) -> Router {
     let limited = |limit| DefaultBodyLimit::max(limit);
+    let schemas = schema_registry::router(hub.builtin_registry().clone());
     Router::new()
+        .nest_service("/registry", schemas)
         .route("/api/events", post(events::publish).layer(limited(MAX_EVENT_BODY)))
         .route("/api/events/batch", post(events::publish_batch).layer(limited(MAX_BATCH_BODY)))
         .route("/api/events/{id}", get(events::trace))

@@ -20,6 +20,7 @@ pub struct Installation {
 #[derive(Clone, Copy, PartialEq)]
 pub enum Bus {
     BuiltIn,
+    /// Kafka, with a Schema Registry of its own.
     Kafka,
 }
 
@@ -69,8 +70,14 @@ impl Installation {
         if bus == Bus::Kafka {
             let (broker, prefix) = servers::kafka().await;
             installation.use_kafka(&broker, prefix.trim_end_matches('.'));
+            installation.set("REGISTRY__URL", &servers::apicurio().await);
         }
         installation
+    }
+
+    /// Sets a key of the configuration. `key` is an environment variable without the prefix.
+    pub fn set(&mut self, key: &str, value: &str) {
+        self.settings.push((format!("POSTHASTE__{key}"), value.to_owned()));
     }
 
     /// Uses this broker, with topics that no other installation has.
@@ -84,8 +91,7 @@ impl Installation {
             // The shortest time that a broker accepts by default, so that a killed server is replaced soon.
             ("KAFKA__SESSION_TIMEOUT_MS", "6000"),
         ];
-        let settings = settings.map(|(key, value)| (format!("POSTHASTE__BUS__{key}"), value.to_owned()));
-        self.settings.extend(settings);
+        settings.iter().for_each(|(key, value)| self.set(&format!("BUS__{key}"), value));
     }
 
     pub fn database(&self) -> PathBuf {
