@@ -2,11 +2,13 @@
 
 use std::error::Error;
 
-const CONTRACT: &str = "proto/posthaste/v1/events.proto";
+const FOLDER: &str = "proto";
+const CONTRACT: [&str; 3] =
+    ["posthaste/v1/events.proto", "posthaste/v1/event_hub.proto", "posthaste/v1/subscriptions.proto"];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    println!("cargo::rerun-if-changed={CONTRACT}");
-    let descriptors = protox::compile([CONTRACT], ["proto"])?;
+    println!("cargo::rerun-if-changed={FOLDER}");
+    let descriptors = protox::compile(CONTRACT, [FOLDER])?;
     prost_build::Config::new().bytes(["."]).compile_fds(descriptors)?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The Protobuf messages of the bus, generated from `proto/posthaste/v1/events.proto`.
+//! The Protobuf messages of the bus and of the gRPC services, generated from the files in `proto/posthaste/v1`.
 
 use std::time::Duration;
 

@@ -70,7 +70,7 @@ impl Installation {
         if bus == Bus::Kafka {
             let (broker, prefix) = servers::kafka().await;
             installation.use_kafka(&broker, prefix.trim_end_matches('.'));
-            installation.set("REGISTRY__URL", &servers::apicurio().await);
+            installation.set("REGISTRY__URL", &servers::apicurio().await.0);
         }
         installation
     }
