@@ -19,14 +19,15 @@ use crate::unreadable::readable;
 
 const COUNTS: &str = "SELECT group_name, topic, records FROM quarantine_depth ORDER BY group_name, topic";
 
-/// The ids of a request. A lookup for each.
+/// The ids of a request. A lookup for each: the plus in `+status` keeps the planner from reading all records of a status
+/// by its index.
 const IDS: &str = "id IN (SELECT value FROM json_each(?1))";
 
 /// Binds: the ids, the claim, the milliseconds of its lease.
 fn claim() -> String {
     format!(
         "UPDATE quarantined_record SET claim_id = ?2, claimed_until = {NOW_MS} + ?3
-         WHERE {IDS} AND status = 0 AND replayable AND (claimed_until IS NULL OR claimed_until <= {NOW_MS})
+         WHERE {IDS} AND +status = 0 AND replayable AND (claimed_until IS NULL OR claimed_until <= {NOW_MS})
          RETURNING id"
     )
 }
@@ -36,7 +37,7 @@ fn mark_replayed() -> String {
     format!(
         "UPDATE quarantined_record SET status = 1, status_reason = NULL, claim_id = NULL, claimed_until = NULL,
              updated_at = {NOW_MS}
-         WHERE {IDS} AND status = 0 AND claim_id = ?2
+         WHERE {IDS} AND +status = 0 AND claim_id = ?2
          RETURNING id"
     )
 }
@@ -45,7 +46,7 @@ fn mark_replayed() -> String {
 fn release() -> String {
     format!(
         "UPDATE quarantined_record SET status_reason = ?3, claim_id = NULL, claimed_until = NULL, updated_at = {NOW_MS}
-         WHERE {IDS} AND status = 0 AND claim_id = ?2
+         WHERE {IDS} AND +status = 0 AND claim_id = ?2
          RETURNING id"
     )
 }
@@ -55,7 +56,7 @@ fn discard() -> String {
     format!(
         "UPDATE quarantined_record SET status = 2, status_reason = ?2, claim_id = NULL, claimed_until = NULL,
              updated_at = {NOW_MS}
-         WHERE {IDS} AND status = 0 AND (claimed_until IS NULL OR claimed_until <= {NOW_MS})
+         WHERE {IDS} AND +status = 0 AND (claimed_until IS NULL OR claimed_until <= {NOW_MS})
          RETURNING id"
     )
 }
