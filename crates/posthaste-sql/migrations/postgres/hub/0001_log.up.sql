@@ -49,6 +49,33 @@ CREATE TABLE log_record (
 -- cannot hold a text of any length.
 CREATE INDEX log_record_key ON log_record (left(key, 255), created_at);
 
+-- Assigns offsets and inserts records: the partitions and how many records each gets, and of each record its partition,
+-- its number among the records of that partition, key, headers and value.
+--
+-- The partitions are locked in the order of their ids, so that two appends never wait for each other. That is a
+-- statement of its own: the UPDATE after it has a new snapshot, which contains what the previous append has committed. In
+-- one statement, the UPDATE would begin at an old version of the row and could wait for an append that waits for it.
+--
+-- A partition that does not exist makes the offset NULL, which the table refuses: nothing is appended.
+CREATE FUNCTION log_append(
+    partitions bigint[], counts bigint[],
+    partition_ids bigint[], places bigint[], keys text[], all_headers text[], record_values bytea[]
+) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM log_partition WHERE id = ANY (partitions) ORDER BY id FOR NO KEY UPDATE;
+    WITH assigned AS (
+        UPDATE log_partition SET next_offset = next_offset + append.count
+        FROM unnest(partitions, counts) AS append (id, count)
+        WHERE log_partition.id = append.id
+        RETURNING log_partition.id, next_offset - append.count AS first_offset
+    )
+    INSERT INTO log_record (partition_id, "offset", key, headers, value)
+    SELECT record.partition_id, (SELECT first_offset FROM assigned WHERE id = record.partition_id) + record.place,
+        record.key, record.headers, record.value
+    FROM unnest(partition_ids, places, keys, all_headers, record_values)
+        AS record (partition_id, place, key, headers, value);
+END $$;
+
 -- The progress of each group in each partition, and which of its consumers reads it now.
 CREATE TABLE log_group (
     group_name   text COLLATE "C" NOT NULL,

@@ -23,26 +23,8 @@ const MAKE_PARTITIONS: &str = "
     WHERE NOT EXISTS (SELECT 1 FROM log_partition WHERE log_partition.topic = new.topic)
     ORDER BY new.topic, number";
 
-/// Assigns offsets and inserts the records in one statement. Binds: the partitions and how many records each gets; and
-/// of each record its partition, its number among the records of that partition, key, headers and value.
-///
-/// The partitions are locked in the order of their ids, so that two appends never wait for each other. After the wait,
-/// the UPDATE sees the counters that the previous append has committed.
-///
-/// A partition that does not exist makes the offset NULL, which the table refuses: nothing is appended.
-pub(super) const APPEND: &str = "
-    WITH locked AS MATERIALIZED (
-        SELECT id FROM log_partition WHERE id = ANY ($1) ORDER BY id FOR NO KEY UPDATE
-    ), assigned AS (
-        UPDATE log_partition SET next_offset = next_offset + append.count
-        FROM locked JOIN unnest($1::bigint[], $2::bigint[]) AS append (id, count) ON append.id = locked.id
-        WHERE log_partition.id = locked.id
-        RETURNING log_partition.id, next_offset - append.count AS first_offset
-    )
-    INSERT INTO log_record (partition_id, \"offset\", key, headers, value)
-    SELECT partition_id, (SELECT first_offset FROM assigned WHERE id = partition_id) + place, key, headers, value
-    FROM unnest($3::bigint[], $4::bigint[], $5::text[], $6::text[], $7::bytea[])
-        AS record (partition_id, place, key, headers, value)";
+/// Assigns offsets and inserts the records in one round trip. The function is in the migrations.
+const APPEND: &str = "SELECT log_append($1, $2, $3, $4, $5, $6, $7)";
 
 pub(super) async fn create_topics(
     tables: &LogTables,

@@ -5,7 +5,7 @@ use posthaste_core::hub_store::{QuarantineCursor, QuarantineFilter, QuarantineSt
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use super::quarantine::{list, operator};
-use super::{READ, WRITE, append, inspect, leases, read};
+use super::{READ, WRITE, inspect, leases, read, retention};
 use crate::postgres::migrations;
 
 /// Partitions of a hundred topics, each read by ten groups, and this many records in all.
@@ -41,9 +41,9 @@ async fn tables(steps: &[&str]) -> PgConnection {
 async fn check(mut connection: PgConnection) {
     let connection = &mut connection;
     an_ack_looks_up_each_partition(connection).await;
-    an_append_locks_partitions_in_order_and_reads_no_record(connection).await;
     sqlx::raw_sql(WRITE).execute(&mut *connection).await.unwrap();
     quarantined_records_are_changed_by_their_ids(connection).await;
+    retention_looks_up_the_first_records_of_each_partition(connection).await;
     sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await.unwrap();
     sqlx::raw_sql(READ).execute(&mut *connection).await.unwrap();
     a_fetch_is_a_range_scan_per_partition_and_sorts_no_partition(connection).await;
@@ -73,13 +73,9 @@ async fn an_ack_looks_up_each_partition(connection: &mut PgConnection) {
     }
 }
 
-async fn an_append_locks_partitions_in_order_and_reads_no_record(connection: &mut PgConnection) {
-    let values = "('{1,2}', '{1,1}', '{1,2}', '{0,0}', '{a,b}', '{a,b}', '{a,b}')";
-    for plan in plans(connection, append::APPEND, values).await {
-        let (_, locked) = plan.split_once("LockRows").expect("partitions are locked");
-        let (scan, _) = locked.split_once("CTE assigned").expect("and then updated");
-        assert!(scan.contains("Sort") || scan.contains("Index Scan using log_partition_pkey"), "{plan}");
-        assert_eq!(plan.matches("log_record").count(), 1, "{plan}");
+async fn retention_looks_up_the_first_records_of_each_partition(connection: &mut PgConnection) {
+    for plan in plans(connection, &retention::remove(), "(0, 1000)").await {
+        assert!(plan.contains("using log_record_pkey on log_record") && !plan.contains("Seq Scan on log_record"), "{plan}");
     }
 }
 
