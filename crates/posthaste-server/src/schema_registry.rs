@@ -42,8 +42,8 @@ pub(crate) fn router(registry: Arc<BuiltinRegistry>) -> Router {
         .route("/config", get(global_level).put(set_global_level))
         .route("/config/{subject}", get(level).put(set_level).delete(remove_level))
         .route("/compatibility/subjects/{subject}/versions/{version}", post(test_compatibility))
-        .fallback(async || RegistryProblem::new(404, 404, "HTTP 404 Not Found"))
-        .method_not_allowed_fallback(async || RegistryProblem::new(405, 405, "HTTP 405 Method Not Allowed"))
+        .fallback(async || RegistryProblem::new(404, 404, "there is nothing at this path"))
+        .method_not_allowed_fallback(async || RegistryProblem::new(405, 405, "this path does not support this method"))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(registry)
 }

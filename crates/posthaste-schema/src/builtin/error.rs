@@ -10,28 +10,28 @@ use crate::schema::SchemaError;
 #[non_exhaustive]
 pub enum BuiltinError {
     /// There is no such subject.
-    #[error("Subject '{0}' not found.")]
+    #[error("there is no subject {0:?}")]
     SubjectNotFound(String),
     /// There is no such version.
-    #[error("Version {} not found.", shown(*.0))]
+    #[error("the subject has no version {}", shown(*.0))]
     VersionNotFound(VersionNumber),
     /// There is no such schema.
-    #[error("Schema not found.")]
+    #[error("there is no such schema")]
     SchemaNotFound,
     /// All versions of the subject are deleted.
-    #[error("Subject '{0}' was soft deleted. Set permanent=true to delete permanently.")]
+    #[error("subject {0:?} is deleted already: use permanent=true to remove it for good")]
     SubjectDeleted(String),
     /// A subject must be deleted before it is purged.
-    #[error("Subject '{0}' was not deleted first before being permanently deleted.")]
+    #[error("subject {0:?} has versions in use: delete it without permanent=true first")]
     SubjectNotDeleted(String),
     /// The version is deleted.
-    #[error("Version {0} was soft deleted. Set permanent=true to delete permanently.")]
+    #[error("version {0} is deleted already: use permanent=true to remove it for good")]
     VersionDeleted(i32),
     /// A version must be deleted before it is purged.
-    #[error("Version {0} was not deleted first before being permanently deleted.")]
+    #[error("version {0} is in use: delete it without permanent=true first")]
     VersionNotDeleted(i32),
     /// The subject has no compatibility level of its own.
-    #[error("Subject '{0}' does not have subject-level compatibility configured.")]
+    #[error("subject {0:?} has no compatibility level of its own: use defaultToGlobal=true to see the global one")]
     NoLevel(String),
     /// The schema cannot be used.
     #[error(transparent)]

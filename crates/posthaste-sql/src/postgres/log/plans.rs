@@ -75,7 +75,10 @@ async fn an_ack_looks_up_each_partition(connection: &mut PgConnection) {
 
 async fn retention_looks_up_the_first_records_of_each_partition(connection: &mut PgConnection) {
     for plan in plans(connection, &retention::remove(), "(0, 1000)").await {
-        assert!(plan.contains("using log_record_pkey on log_record") && !plan.contains("Seq Scan on log_record"), "{plan}");
+        assert!(
+            plan.contains("using log_record_pkey on log_record") && !plan.contains("Seq Scan on log_record"),
+            "{plan}"
+        );
     }
 }
 
