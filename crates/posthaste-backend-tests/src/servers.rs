@@ -14,7 +14,7 @@ mod postgres;
 mod watched;
 
 pub use cutter::{Cutter, Keep};
-pub use kafka::{Kafka, kafka};
+pub use kafka::{Kafka, KafkaCluster, kafka};
 pub use mariadb::{MariaDb, mariadb};
 pub use postgres::{Postgres, postgres};
 pub use watched::CrashableServer;
