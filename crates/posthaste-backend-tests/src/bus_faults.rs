@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use crate::servers::{CrashableServer, Cutter};
 
 pub use checker::{Fault, Faulty, History};
-pub use member::{Entry, Member, Place, Step, serve_if_started_as_a_member};
+pub use member::{Delivered, Entry, Member, Place, Step, serve_if_started_as_a_member};
 pub use member_faults::{
     a_killed_member_repeats_only_its_deliveries_in_flight, a_paused_member_repeats_only_its_deliveries_in_flight,
     members_that_come_and_go_repeat_nothing,
@@ -40,7 +40,7 @@ pub const PARTITIONS: u32 = 6;
 /// Longer than any fault that a test makes.
 pub const LONG_LEASE: Duration = Duration::from_secs(60);
 /// A test waits for the end of this lease. A busy machine does not pause a process for as long.
-pub const SHORT_LEASE: Duration = Duration::from_secs(6);
+pub const SHORT_LEASE: Duration = Duration::from_secs(5);
 
 /// Where a bus is: all that a process needs to open it.
 #[derive(Clone, Debug, Serialize, Deserialize)]

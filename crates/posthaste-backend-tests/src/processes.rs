@@ -60,6 +60,21 @@ impl<R: Role> Process<R> {
         assert!(killed.expect("the program kill is there").success());
     }
 
+    /// Sends STOP, and waits until all threads of the process have stopped. CONT continues it.
+    pub async fn pause(&self) {
+        self.signal("STOP");
+        wait_until("the process is paused", async || self.is_paused()).await;
+    }
+
+    fn is_paused(&self) -> bool {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).expect("the process runs");
+        threads.flatten().all(|thread| {
+            let status = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            // The state is the first field after the name of the thread, which is in parentheses.
+            status.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('T'))
+        })
+    }
+
     /// `kill -9`.
     pub fn kill(mut self) {
         self.signal("KILL");

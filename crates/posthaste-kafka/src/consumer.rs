@@ -12,6 +12,7 @@ use crate::commit::MAX_COMPLETED_TEXT;
 use crate::options::KafkaOptions;
 use crate::poller::{self, RESETTING};
 use crate::positions::TopicPartition;
+use crate::uncommitted::Uncommitted;
 
 /// The answer of the polling thread to a call.
 pub(crate) type Answer = oneshot::Sender<Result<(), StoreError>>;
@@ -69,7 +70,7 @@ pub(crate) struct State {
     /// When each record that was read and is not acked was appended, by partition and offset.
     pub(crate) appended_at: HashMap<(i64, i64), i64>,
     /// Partitions with progress that is not committed.
-    pub(crate) uncommitted: BTreeSet<i64>,
+    pub(crate) uncommitted: Uncommitted,
     pub(crate) is_closed: bool,
     /// When the consumer was last used.
     pub(crate) used_at: Instant,
@@ -78,13 +79,22 @@ pub(crate) struct State {
 impl State {
     /// These partitions are not read any more: nothing of them is committed.
     pub(crate) fn forget(&mut self, partitions: &BTreeSet<i64>) {
-        self.uncommitted.retain(|id| !partitions.contains(id));
+        self.uncommitted.remove(partitions);
         self.appended_at.retain(|(id, _), _| !partitions.contains(id));
+    }
+
+    /// True if earlier acks do not become durable: the cluster is out of reach. Then more acks are refused, so that the
+    /// engine starts no deliveries, which would all be repeated if the session ended. While partitions are revoked, acks
+    /// are accepted, because their commit waits for all of them.
+    fn refuses_acks(&self) -> bool {
+        let is_revoking = self.assignment.kept() < self.assignment.ids().count();
+        self.uncommitted.is_overdue(Instant::now()) && !is_revoking
     }
 
     /// The consumer has left the group.
     pub(crate) fn lose_everything(&mut self) {
         self.assignment.retain(|_| false);
+        self.uncommitted = Uncommitted::default();
         self.appended_at.clear();
     }
 }
@@ -110,7 +120,7 @@ impl GroupConsumer {
                 buffer: VecDeque::new(),
                 buffered_bytes: 0,
                 appended_at: HashMap::new(),
-                uncommitted: BTreeSet::new(),
+                uncommitted: Uncommitted::default(),
                 is_closed: false,
                 used_at: Instant::now(),
             }),
@@ -143,8 +153,12 @@ impl LocalMember {
 
 impl Shared {
     /// Adds acks to the progress of their partitions. The polling thread commits them.
-    fn accept(&self, positions: &[&Position]) -> Vec<Settled> {
+    fn accept(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
         let mut state = lock(&self.state);
+        if state.refuses_acks() {
+            let why = "earlier acks are not committed yet: the cluster does not answer";
+            return Err(StoreError::new("ack to Kafka", FaultKind::Transient, why));
+        }
         let State { assignment, uncommitted, appended_at, .. } = &mut *state;
         let mut advances = BTreeMap::new();
         let mut settled = Vec::with_capacity(positions.len());
@@ -160,7 +174,7 @@ impl Shared {
             settled.push(Settled::of(id.is_some()));
         }
         assignment.release(positions);
-        uncommitted.extend(advances.keys());
+        uncommitted.add(advances.keys().copied(), Instant::now());
         let mut may_read_again = false;
         for advance in advances.into_values() {
             may_read_again |= assignment.recorded(advance);
@@ -169,7 +183,7 @@ impl Shared {
         if may_read_again {
             self.wakeup.wake();
         }
-        settled
+        Ok(settled)
     }
 
     fn hand_out(&self, limit: usize) -> Vec<Fetched> {
@@ -213,7 +227,7 @@ impl Consumer for GroupConsumer {
     }
 
     async fn ack(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
-        Ok(self.member.shared.accept(positions))
+        self.member.shared.accept(positions)
     }
 
     async fn flush(&self) -> Result<(), StoreError> {

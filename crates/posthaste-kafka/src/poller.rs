@@ -203,7 +203,7 @@ impl Poller {
                     ?lease,
                     "the consumer was not used for longer than its lease: it leaves the group"
                 );
-                let uncommitted = std::mem::take(&mut lock(&self.shared.state).uncommitted);
+                let uncommitted = lock(&self.shared.state).uncommitted.take();
                 if let Err(error) = self.commit(&uncommitted) {
                     tracing::warn!(group, %error, "a commit failed before a consumer left: deliveries repeat");
                 }
@@ -246,7 +246,7 @@ impl Poller {
         self.committed_at = Instant::now();
         let partitions = {
             let mut state = lock(&self.shared.state);
-            let mut partitions = std::mem::take(&mut state.uncommitted);
+            let mut partitions = state.uncommitted.take();
             if partitions.is_empty() && !self.flushing.is_empty() {
                 // A commit of any partition shows that this consumer is still a member.
                 partitions.extend(state.assignment.ids().next());
@@ -254,16 +254,19 @@ impl Poller {
             partitions
         };
         let result = self.commit(&partitions);
+        let mut state = lock(&self.shared.state);
         if let Err(error) = &result {
-            let mut state = lock(&self.shared.state);
             let owned: Vec<i64> = partitions.into_iter().filter(|id| state.assignment.has(*id)).collect();
-            state.uncommitted.extend(owned);
+            state.uncommitted.add(owned, self.committed_at);
             if error.rdkafka_error_code().is_some_and(is_rebalance) {
                 // The group is being rebalanced. The next commit shows if this consumer is still a member.
                 return;
             }
             tracing::warn!(group = self.shared.group, %error, "a commit failed; trying again");
+        } else {
+            state.uncommitted.committed(self.committed_at);
         }
+        drop(state);
         for answer in self.flushing.drain(..) {
             // The caller may have stopped to wait.
             let _ = answer.send(result.clone().map_err(|error| failed(COMMITTING, error)));
@@ -328,7 +331,7 @@ impl Poller {
         let uncommitted = {
             let mut state = lock(&self.shared.state);
             state.is_closed = true;
-            std::mem::take(&mut state.uncommitted)
+            state.uncommitted.take()
         };
         let committed = self.commit(&uncommitted);
         lock(&self.shared.state).lose_everything();

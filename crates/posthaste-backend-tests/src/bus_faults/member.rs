@@ -17,6 +17,8 @@ use crate::processes::{Diary, Role, now_millis, until_stopped};
 
 /// Every member holds one record of this many: it does not deliver and never acks it.
 const HELD: u32 = 25;
+/// The threads that run the tasks of a member.
+pub(super) const THREADS: usize = 2;
 
 /// True if members never ack the record with this number.
 pub(super) fn is_held(number: u32) -> bool {
@@ -92,7 +94,21 @@ pub enum Step {
     LostLease,
 }
 
+/// The delivery of a record by one member: it fetches a record once under each generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Delivered {
+    /// The record.
+    pub place: Place,
+    /// The generation under which it was fetched.
+    pub generation: i64,
+}
+
 impl Entry {
+    /// The delivery that the entry is about.
+    pub fn delivered(&self) -> Delivered {
+        Delivered { place: self.place, generation: self.generation }
+    }
+
     fn new(step: Step, position: &Position) -> Self {
         Self { step, place: Place::of(position), generation: position.generation, at: now_millis() }
     }
@@ -102,7 +118,7 @@ impl Entry {
 pub fn serve_if_started_as_a_member<B: FaultyBus>() {
     if let Some(member) = Member::of_environment() {
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
-        runtime.worker_threads(2).enable_all().build().expect("a runtime").block_on(serve::<B>(member));
+        runtime.worker_threads(THREADS).enable_all().build().expect("a runtime").block_on(serve::<B>(member));
     }
 }
 

@@ -1,5 +1,4 @@
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,44 +11,36 @@ use tokio_util::sync::CancellationToken;
 use super::Address;
 
 /// So many records are published at once, and so long is the pause afterwards.
-const BATCH: u32 = 8;
+const BATCH: u32 = 6;
 const PAUSE: Duration = Duration::from_millis(20);
+
+/// The numbers of the records that the bus has accepted.
+type Accepted = Arc<Mutex<BTreeSet<u32>>>;
 
 /// Publishes numbered records until it is stopped. It publishes a record again until the bus accepts it.
 pub(super) struct Publisher {
-    state: Arc<State>,
+    accepted: Accepted,
     stop: CancellationToken,
     publishing: JoinHandle<()>,
 }
 
-#[derive(Default)]
-struct State {
-    accepted: Mutex<BTreeSet<u32>>,
-    failures: AtomicUsize,
-}
-
 impl Publisher {
     pub(super) fn start(bus: Arc<dyn Bus>, address: &Address) -> Self {
-        let (state, stop) = (Arc::<State>::default(), CancellationToken::new());
-        let publishing = tokio::spawn(publish(bus, address.topic(), Arc::clone(&state), stop.clone()));
-        Self { state, stop, publishing }
+        let (accepted, stop) = (Accepted::default(), CancellationToken::new());
+        let publishing = tokio::spawn(publish(bus, address.topic(), Arc::clone(&accepted), stop.clone()));
+        Self { accepted, stop, publishing }
     }
 
     /// How many records the bus has accepted so far.
     pub(super) fn accepted(&self) -> usize {
-        lock(&self.state.accepted).len()
-    }
-
-    /// How many publishes of a record the bus has not accepted so far.
-    pub(super) fn failures(&self) -> usize {
-        self.state.failures.load(Ordering::Relaxed)
+        lock(&self.accepted).len()
     }
 
     /// Stops when every record is accepted. Returns their numbers, which are all that were ever published.
     pub(super) async fn stop(self) -> BTreeSet<u32> {
         self.stop.cancel();
         self.publishing.await.expect("the publisher does not panic");
-        std::mem::take(&mut *lock(&self.state.accepted))
+        std::mem::take(&mut *lock(&self.accepted))
     }
 }
 
@@ -58,7 +49,7 @@ pub(super) fn record(topic: &str, route: u64, key: String) -> Record {
     Record { topic: topic.into(), route, value: Bytes::from(key.clone()), key, headers: Vec::new() }
 }
 
-async fn publish(bus: Arc<dyn Bus>, topic: String, state: Arc<State>, stop: CancellationToken) {
+async fn publish(bus: Arc<dyn Bus>, topic: String, accepted: Accepted, stop: CancellationToken) {
     let mut next = 0;
     while !stop.is_cancelled() {
         let mut numbers: Vec<u32> = (next..next + BATCH).collect();
@@ -69,12 +60,11 @@ async fn publish(bus: Arc<dyn Bus>, topic: String, state: Arc<State>, stop: Canc
             let mut left = Vec::new();
             for (number, result) in numbers.into_iter().zip(results) {
                 match result {
-                    Ok(()) => _ = lock(&state.accepted).insert(number),
+                    Ok(()) => _ = lock(&accepted).insert(number),
                     Err(PublishError::Unavailable(_)) => left.push(number),
                     Err(error @ PublishError::Refused { .. }) => panic!("record {number}: {error}"),
                 }
             }
-            state.failures.fetch_add(left.len(), Ordering::Relaxed);
             numbers = left;
             tokio::time::sleep(PAUSE).await;
         }

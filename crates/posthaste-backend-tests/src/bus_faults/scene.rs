@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::member::is_held;
 use super::publisher::Publisher;
 use super::rest::read_rest;
-use super::{Address, Done, Entry, Fault, Faulty, FaultyBus, History, Member, Place, Step};
+use super::{Address, Delivered, Done, Entry, Fault, Faulty, FaultyBus, History, Member, Place, Step};
 use crate::processes::{DiaryReader, Process, now_millis, wait_until};
 
 /// A group whose members deliver the records that a publisher publishes all the time.
@@ -49,11 +49,6 @@ impl<B: FaultyBus> Scene<B> {
         self.publisher.accepted()
     }
 
-    /// How many publishes of a record the bus has not accepted so far.
-    pub fn failed_publishes(&self) -> usize {
-        self.publisher.failures()
-    }
-
     /// What the members have done so far.
     pub fn history(&self) -> History {
         History::new(self.diaries.iter().map(DiaryReader::entries).collect())
@@ -74,25 +69,36 @@ impl<B: FaultyBus> Scene<B> {
         .await;
         let (done, from) = (self.done().await, now_millis());
         cause.await;
-        Fault { faulty, from, until: now_millis(), done }
+        Fault { faulty, from, until: now_millis(), done, is_pause: false }
+    }
+
+    /// Waits until another member has taken over the deliveries that a member had in flight. Returns those that it
+    /// repeats. The others are done: the server got their acks.
+    pub async fn taken_over(&self, in_flight: BTreeSet<Delivered>, by: &Process<Member>) -> BTreeSet<Delivered> {
+        let repeats = |entries: &[Entry]| {
+            let started: BTreeSet<Place> = starts(entries).map(|entry| entry.place).collect();
+            in_flight.iter().copied().filter(|delivered| started.contains(&delivered.place)).collect::<BTreeSet<_>>()
+        };
+        wait_until("a member takes over", async || {
+            let repeats = repeats(&by.entries());
+            let done = if repeats.len() < in_flight.len() { self.done().await } else { Done::default() };
+            in_flight.iter().all(|delivered| repeats.contains(delivered) || done.contains(&delivered.place))
+        })
+        .await;
+        repeats(&by.entries())
     }
 
     /// Waits until every member delivers records that it fetched from now on, and their acks are durable.
     pub async fn until_members_go_on(&self, members: &[Process<Member>]) {
         let from = now_millis();
         for member in members {
-            let recent = |entries: &[Entry]| -> BTreeSet<(Place, i64)> {
-                let recent = entries.iter().filter(|entry| entry.at > from && matches!(entry.step, Step::Fetched(_)));
-                recent.map(|entry| (entry.place, entry.generation)).collect()
-            };
             wait_until("a member goes on", async || {
-                let entries = member.entries();
-                let (recent, done) = (recent(&entries), self.done().await);
-                entries.iter().any(|entry| {
-                    entry.step == Step::Acked
-                        && recent.contains(&(entry.place, entry.generation))
-                        && done.contains(&entry.place)
-                })
+                let acked = acked_since(from, &member.entries());
+                // The server is asked only when that may be the case.
+                !acked.is_empty() && {
+                    let done = self.done().await;
+                    acked.iter().any(|delivered| done.contains(&delivered.place))
+                }
             })
             .await;
         }
@@ -106,7 +112,9 @@ impl<B: FaultyBus> Scene<B> {
         let published = publisher.stop().await;
         let history = || History::new(diaries.iter().map(DiaryReader::entries).collect());
         wait_until("everything that was published is done", async || {
-            history().is_complete(&published, &B::done(&address).await)
+            let history = history();
+            // The server is asked only when that may be the case.
+            history.is_fetched(&published) && history.is_done(&B::done(&address).await)
         })
         .await;
         stop(members).await;
@@ -136,7 +144,19 @@ pub async fn stop(members: Vec<Process<Member>>) {
     stopped.await.expect("members end without an error");
 }
 
+/// The deliveries whose record was fetched after this time, and was acked.
+fn acked_since(from: u64, entries: &[Entry]) -> BTreeSet<Delivered> {
+    let fetched = entries.iter().filter(|entry| entry.at > from && matches!(entry.step, Step::Fetched(_)));
+    let fetched: BTreeSet<Delivered> = fetched.map(Entry::delivered).collect();
+    let acked = entries.iter().filter(|entry| entry.step == Step::Acked).map(Entry::delivered);
+    acked.filter(|acked| fetched.contains(acked)).collect()
+}
+
+fn starts(entries: &[Entry]) -> impl Iterator<Item = &Entry> {
+    entries.iter().filter(|entry| entry.step == Step::Started)
+}
+
 /// The number of deliveries that have started.
 pub fn deliveries(entries: &[Entry]) -> usize {
-    entries.iter().filter(|entry| entry.step == Step::Started).count()
+    starts(entries).count()
 }
