@@ -58,6 +58,7 @@ impl Buffered {
 /// What the handle of a consumer and its polling thread share.
 pub(crate) struct Shared {
     pub(crate) group: String,
+    pub(crate) lease: Duration,
     pub(crate) state: Mutex<State>,
     pub(crate) wakeup: Wakeup,
     pub(crate) revocations: Wakeup,
@@ -83,12 +84,18 @@ impl State {
         self.appended_at.retain(|(id, _), _| !partitions.contains(id));
     }
 
+    /// True if the consumer has partitions and was not used for longer than a lease, for example because its process was
+    /// paused. Others may read its partitions: the polling thread is about to leave the group.
+    fn is_expired(&self, lease: Duration) -> bool {
+        self.used_at.elapsed() >= lease && self.assignment.ids().next().is_some()
+    }
+
     /// True if earlier acks do not become durable: the cluster is out of reach. Then more acks are refused, so that the
     /// engine starts no deliveries, which would all be repeated if the session ended. While partitions are revoked, acks
     /// are accepted, because their commit waits for all of them.
-    fn refuses_acks(&self) -> bool {
+    fn refuses_acks(&self, lease: Duration) -> bool {
         let is_revoking = self.assignment.kept() < self.assignment.ids().count();
-        self.uncommitted.is_overdue(Instant::now()) && !is_revoking
+        self.uncommitted.is_overdue(Instant::now(), lease) && !is_revoking
     }
 
     /// The consumer has left the group.
@@ -102,7 +109,6 @@ impl State {
 /// One member of a group, as the engine sees it.
 pub(crate) struct GroupConsumer {
     member: Arc<LocalMember>,
-    lease: Duration,
 }
 
 /// A member of a group in this process.
@@ -115,6 +121,7 @@ impl GroupConsumer {
     pub(crate) fn join(options: &KafkaOptions, group: &str, topics: &Topics) -> Result<Self, StoreError> {
         let shared = Arc::new(Shared {
             group: group.to_owned(),
+            lease: options.lease(),
             state: Mutex::new(State {
                 assignment: Assignment::new(group, MAX_COMPLETED_TEXT),
                 buffer: VecDeque::new(),
@@ -129,7 +136,7 @@ impl GroupConsumer {
         });
         let (commands, receiver) = mpsc::channel();
         poller::start(options, topics, Arc::clone(&shared), receiver)?;
-        Ok(Self { member: Arc::new(LocalMember { shared, commands }), lease: options.lease() })
+        Ok(Self { member: Arc::new(LocalMember { shared, commands }) })
     }
 
     pub(crate) fn member(&self) -> &Arc<LocalMember> {
@@ -155,8 +162,11 @@ impl Shared {
     /// Adds acks to the progress of their partitions. The polling thread commits them.
     fn accept(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
         let mut state = lock(&self.state);
-        if state.refuses_acks() {
-            let why = "earlier acks are not committed yet: the cluster does not answer";
+        if state.is_expired(self.lease) {
+            return Ok(vec![Settled::LostLease; positions.len()]);
+        }
+        if state.refuses_acks(self.lease) {
+            let why = "earlier acks could not be committed for longer than a lease";
             return Err(StoreError::new("ack to Kafka", FaultKind::Transient, why));
         }
         let State { assignment, uncommitted, appended_at, .. } = &mut *state;
@@ -188,6 +198,9 @@ impl Shared {
 
     fn hand_out(&self, limit: usize) -> Vec<Fetched> {
         let mut state = lock(&self.state);
+        if state.is_expired(self.lease) {
+            return Vec::new();
+        }
         state.used_at = Instant::now();
         let State { assignment, buffer, buffered_bytes, appended_at, .. } = &mut *state;
         let mut fetched = Vec::new();
@@ -245,6 +258,9 @@ impl Consumer for GroupConsumer {
     async fn renew(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
         let are_held = || {
             let mut state = lock(&self.member.shared.state);
+            if state.is_expired(self.lease()) {
+                return vec![Settled::LostLease; positions.len()];
+            }
             state.used_at = Instant::now();
             positions.iter().map(|position| Settled::of(state.assignment.id_of(position).is_some())).collect()
         };
@@ -264,7 +280,7 @@ impl Consumer for GroupConsumer {
     }
 
     fn lease(&self) -> Duration {
-        self.lease
+        self.member.shared.lease
     }
 
     fn wakeup(&self) -> &Wakeup {

@@ -62,7 +62,6 @@ pub(crate) fn start(
         consumer,
         commands,
         topics,
-        lease: options.lease(),
         has_left: false,
         revoke_timeout: options.revoke_timeout,
         ids: HashMap::new(),
@@ -90,7 +89,6 @@ struct Poller {
     shared: Arc<Shared>,
     commands: mpsc::Receiver<Command>,
     topics: Vec<String>,
-    lease: Duration,
     /// The consumer was not used for longer than a lease, and has left the group.
     has_left: bool,
     revoke_timeout: Duration,
@@ -194,10 +192,10 @@ impl Poller {
     /// The client tells the cluster that this consumer lives, even if nobody uses it any more. After a lease without use
     /// it leaves the group, so that others read its partitions. It joins again when it is used.
     fn leave_if_unused(&mut self) {
-        let is_used = lock(&self.shared.state).used_at.elapsed() < self.lease;
+        let is_used = lock(&self.shared.state).used_at.elapsed() < self.shared.lease;
         match (is_used, self.has_left) {
             (false, false) => {
-                let (group, lease) = (&self.shared.group, self.lease);
+                let (group, lease) = (&self.shared.group, self.shared.lease);
                 tracing::warn!(
                     group,
                     ?lease,
@@ -240,6 +238,9 @@ impl Poller {
     /// another rebalance.
     fn commit_if_due(&mut self) {
         let is_due = !self.flushing.is_empty() || self.committed_at.elapsed() >= COMMIT_INTERVAL;
+        if self.is_rebalancing() {
+            lock(&self.shared.state).uncommitted.postpone(Instant::now());
+        }
         if self.is_rebalancing() || !is_due {
             return;
         }
@@ -260,6 +261,7 @@ impl Poller {
             state.uncommitted.add(owned, self.committed_at);
             if error.rdkafka_error_code().is_some_and(is_rebalance) {
                 // The group is being rebalanced. The next commit shows if this consumer is still a member.
+                state.uncommitted.postpone(Instant::now());
                 return;
             }
             tracing::warn!(group = self.shared.group, %error, "a commit failed; trying again");

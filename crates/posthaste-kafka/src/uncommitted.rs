@@ -1,8 +1,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-/// When an ack waits longer than this for its commit, no more acks are accepted.
-const OVERDUE: Duration = Duration::from_secs(1);
+/// A commit may always take this long, however short the lease is.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Partitions with progress that is not committed.
 #[derive(Default)]
@@ -31,6 +31,11 @@ impl Uncommitted {
         self.since = (!self.partitions.is_empty()).then_some(taken_at);
     }
 
+    /// The commit waits for the end of a rebalance, which does not mean that the cluster is out of reach.
+    pub(crate) fn postpone(&mut self, now: Instant) {
+        self.since = self.since.map(|_| now);
+    }
+
     /// The partitions among these with progress that is not committed.
     pub(crate) fn among(&self, partitions: &BTreeSet<i64>) -> BTreeSet<i64> {
         self.partitions.intersection(partitions).copied().collect()
@@ -44,9 +49,9 @@ impl Uncommitted {
         }
     }
 
-    /// True if commits fail or are not answered.
-    pub(crate) fn is_overdue(&self, now: Instant) -> bool {
-        self.since.is_some_and(|since| now.saturating_duration_since(since) > OVERDUE)
+    /// True if an ack waits for its commit for longer than a lease: commits fail or are not answered.
+    pub(crate) fn is_overdue(&self, now: Instant, lease: Duration) -> bool {
+        self.since.is_some_and(|since| now.saturating_duration_since(since) > lease.max(PATIENCE))
     }
 }
 
@@ -56,20 +61,23 @@ mod tests {
 
     #[test]
     fn acks_are_overdue_until_a_commit_after_them_succeeds() {
+        const LEASE: Duration = Duration::from_secs(5);
         let (mut uncommitted, start) = (Uncommitted::default(), Instant::now());
-        let later = start + OVERDUE + Duration::from_millis(1);
-        assert!(!uncommitted.is_overdue(later), "nothing was acked");
+        let later = start + LEASE + Duration::from_millis(1);
+        assert!(!uncommitted.is_overdue(later, LEASE), "nothing was acked");
         uncommitted.add([1, 2], start);
-        assert!(!uncommitted.is_overdue(start + OVERDUE));
-        assert!(uncommitted.is_overdue(later));
+        assert!(!uncommitted.is_overdue(start + LEASE, LEASE));
+        assert!(uncommitted.is_overdue(later, LEASE));
         let taken = uncommitted.take();
         uncommitted.add(taken, later);
-        assert!(uncommitted.is_overdue(later), "the commit failed");
+        assert!(uncommitted.is_overdue(later, LEASE), "the commit failed");
         uncommitted.take();
         uncommitted.add([3], later);
         uncommitted.committed(later);
-        assert!(!uncommitted.is_overdue(later + OVERDUE), "the ack after the commit is young");
+        assert!(!uncommitted.is_overdue(later + LEASE, LEASE), "the ack after the commit is young");
+        uncommitted.postpone(later + LEASE);
+        assert!(!uncommitted.is_overdue(later + 2 * LEASE, LEASE), "a rebalance came in between");
         uncommitted.remove(&BTreeSet::from([3]));
-        assert!(!uncommitted.is_overdue(later + 2 * OVERDUE));
+        assert!(!uncommitted.is_overdue(later + 9 * LEASE, LEASE), "nothing is left");
     }
 }

@@ -140,13 +140,14 @@ impl History {
             for (first, again) in deliveries.iter().zip(&deliveries[1..]) {
                 let about = || self.about(place, faults);
                 repeated += 1;
-                if !faults.iter().any(|fault| fault.explains(first, again, &place)) {
+                if faults.iter().any(|fault| fault.explains(first, again, &place)) {
+                    let is_durable = acks_are_durable && self.is_acked(first, place, again.start);
+                    assert!(!is_durable, "{place:?} was acked and was delivered again: {}", about());
+                } else {
                     let is_resumed = faults.iter().any(|fault| fault.resumes(again));
                     assert!(is_resumed, "{place:?} was delivered again for no reason: {}", about());
                     resumed += 1;
                 }
-                let is_durable = acks_are_durable && self.is_acked(first, place, again.start);
-                assert!(!is_durable, "{place:?} was acked and was delivered again: {}", about());
             }
         }
         // Each thread of a member may be between the decision and the start of a delivery when it is paused.

@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use super::scene::stop;
 use super::{Fault, Faulty, FaultyBus, LONG_LEASE, SHORT_LEASE, Scene, deliveries};
+use crate::processes::{now_millis, wait_until};
 
 /// Long enough that a fault finds deliveries in flight.
 const SLOW: Duration = Duration::from_millis(300);
@@ -34,7 +35,9 @@ pub async fn a_paused_member_repeats_only_its_deliveries_in_flight<B: FaultyBus>
     let mut repeated = BTreeSet::new();
     let fault = scene.fault(Faulty::Member(0), async {
         paused.pause().await;
+        let lease_ends = now_millis() + SHORT_LEASE.as_millis() as u64;
         repeated = scene.taken_over(scene.history().in_flight(0), other).await;
+        wait_until("the lease has ended", async || now_millis() > lease_ends).await;
         paused.signal("CONT");
     });
     let fault = Fault { is_pause: true, ..fault.await };
