@@ -18,7 +18,7 @@ mod watched;
 pub use apicurio::apicurio;
 pub use confluent_python::confluent_python;
 pub use cutter::{Cutter, Keep};
-pub use kafka::{Kafka, kafka};
+pub use kafka::{Kafka, KafkaCluster, kafka};
 pub use mariadb::{MariaDb, mariadb};
 pub use postgres::{Postgres, postgres};
 pub use watched::CrashableServer;

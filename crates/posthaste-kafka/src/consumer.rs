@@ -12,6 +12,7 @@ use crate::commit::MAX_COMPLETED_TEXT;
 use crate::options::KafkaOptions;
 use crate::poller::{self, RESETTING};
 use crate::positions::TopicPartition;
+use crate::uncommitted::Uncommitted;
 
 /// The answer of the polling thread to a call.
 pub(crate) type Answer = oneshot::Sender<Result<(), StoreError>>;
@@ -57,6 +58,7 @@ impl Buffered {
 /// What the handle of a consumer and its polling thread share.
 pub(crate) struct Shared {
     pub(crate) group: String,
+    pub(crate) lease: Duration,
     pub(crate) state: Mutex<State>,
     pub(crate) wakeup: Wakeup,
     pub(crate) revocations: Wakeup,
@@ -69,7 +71,7 @@ pub(crate) struct State {
     /// When each record that was read and is not acked was appended, by partition and offset.
     pub(crate) appended_at: HashMap<(i64, i64), i64>,
     /// Partitions with progress that is not committed.
-    pub(crate) uncommitted: BTreeSet<i64>,
+    pub(crate) uncommitted: Uncommitted,
     pub(crate) is_closed: bool,
     /// When the consumer was last used.
     pub(crate) used_at: Instant,
@@ -78,13 +80,28 @@ pub(crate) struct State {
 impl State {
     /// These partitions are not read any more: nothing of them is committed.
     pub(crate) fn forget(&mut self, partitions: &BTreeSet<i64>) {
-        self.uncommitted.retain(|id| !partitions.contains(id));
+        self.uncommitted.remove(partitions);
         self.appended_at.retain(|(id, _), _| !partitions.contains(id));
+    }
+
+    /// True if the consumer has partitions and was not used for longer than a lease, for example because its process was
+    /// paused. Others may read its partitions: the polling thread is about to leave the group.
+    fn is_expired(&self, lease: Duration) -> bool {
+        self.used_at.elapsed() >= lease && self.assignment.ids().next().is_some()
+    }
+
+    /// True if earlier acks do not become durable: the cluster is out of reach. Then more acks are refused, so that the
+    /// engine starts no deliveries, which would all be repeated if the session ended. While partitions are revoked, acks
+    /// are accepted, because their commit waits for all of them.
+    fn refuses_acks(&self, lease: Duration) -> bool {
+        let is_revoking = self.assignment.kept() < self.assignment.ids().count();
+        self.uncommitted.is_overdue(Instant::now(), lease) && !is_revoking
     }
 
     /// The consumer has left the group.
     pub(crate) fn lose_everything(&mut self) {
         self.assignment.retain(|_| false);
+        self.uncommitted = Uncommitted::default();
         self.appended_at.clear();
     }
 }
@@ -92,7 +109,6 @@ impl State {
 /// One member of a group, as the engine sees it.
 pub(crate) struct GroupConsumer {
     member: Arc<LocalMember>,
-    lease: Duration,
 }
 
 /// A member of a group in this process.
@@ -105,12 +121,13 @@ impl GroupConsumer {
     pub(crate) fn join(options: &KafkaOptions, group: &str, topics: &Topics) -> Result<Self, StoreError> {
         let shared = Arc::new(Shared {
             group: group.to_owned(),
+            lease: options.lease(),
             state: Mutex::new(State {
                 assignment: Assignment::new(group, MAX_COMPLETED_TEXT),
                 buffer: VecDeque::new(),
                 buffered_bytes: 0,
                 appended_at: HashMap::new(),
-                uncommitted: BTreeSet::new(),
+                uncommitted: Uncommitted::default(),
                 is_closed: false,
                 used_at: Instant::now(),
             }),
@@ -119,7 +136,7 @@ impl GroupConsumer {
         });
         let (commands, receiver) = mpsc::channel();
         poller::start(options, topics, Arc::clone(&shared), receiver)?;
-        Ok(Self { member: Arc::new(LocalMember { shared, commands }), lease: options.lease() })
+        Ok(Self { member: Arc::new(LocalMember { shared, commands }) })
     }
 
     pub(crate) fn member(&self) -> &Arc<LocalMember> {
@@ -143,8 +160,15 @@ impl LocalMember {
 
 impl Shared {
     /// Adds acks to the progress of their partitions. The polling thread commits them.
-    fn accept(&self, positions: &[&Position]) -> Vec<Settled> {
+    fn accept(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
         let mut state = lock(&self.state);
+        if state.is_expired(self.lease) {
+            return Ok(vec![Settled::LostLease; positions.len()]);
+        }
+        if state.refuses_acks(self.lease) {
+            let why = "earlier acks could not be committed for longer than a lease";
+            return Err(StoreError::new("ack to Kafka", FaultKind::Transient, why));
+        }
         let State { assignment, uncommitted, appended_at, .. } = &mut *state;
         let mut advances = BTreeMap::new();
         let mut settled = Vec::with_capacity(positions.len());
@@ -160,7 +184,7 @@ impl Shared {
             settled.push(Settled::of(id.is_some()));
         }
         assignment.release(positions);
-        uncommitted.extend(advances.keys());
+        uncommitted.add(advances.keys().copied(), Instant::now());
         let mut may_read_again = false;
         for advance in advances.into_values() {
             may_read_again |= assignment.recorded(advance);
@@ -169,11 +193,14 @@ impl Shared {
         if may_read_again {
             self.wakeup.wake();
         }
-        settled
+        Ok(settled)
     }
 
     fn hand_out(&self, limit: usize) -> Vec<Fetched> {
         let mut state = lock(&self.state);
+        if state.is_expired(self.lease) {
+            return Vec::new();
+        }
         state.used_at = Instant::now();
         let State { assignment, buffer, buffered_bytes, appended_at, .. } = &mut *state;
         let mut fetched = Vec::new();
@@ -213,7 +240,7 @@ impl Consumer for GroupConsumer {
     }
 
     async fn ack(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
-        Ok(self.member.shared.accept(positions))
+        self.member.shared.accept(positions)
     }
 
     async fn flush(&self) -> Result<(), StoreError> {
@@ -231,6 +258,9 @@ impl Consumer for GroupConsumer {
     async fn renew(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
         let are_held = || {
             let mut state = lock(&self.member.shared.state);
+            if state.is_expired(self.lease()) {
+                return vec![Settled::LostLease; positions.len()];
+            }
             state.used_at = Instant::now();
             positions.iter().map(|position| Settled::of(state.assignment.id_of(position).is_some())).collect()
         };
@@ -250,7 +280,7 @@ impl Consumer for GroupConsumer {
     }
 
     fn lease(&self) -> Duration {
-        self.lease
+        self.member.shared.lease
     }
 
     fn wakeup(&self) -> &Wakeup {

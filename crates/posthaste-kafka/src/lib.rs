@@ -18,6 +18,7 @@ mod poller;
 mod positions;
 mod producer;
 mod topics;
+mod uncommitted;
 
 use std::sync::Arc;
 

@@ -62,7 +62,6 @@ pub(crate) fn start(
         consumer,
         commands,
         topics,
-        lease: options.lease(),
         has_left: false,
         revoke_timeout: options.revoke_timeout,
         ids: HashMap::new(),
@@ -90,7 +89,6 @@ struct Poller {
     shared: Arc<Shared>,
     commands: mpsc::Receiver<Command>,
     topics: Vec<String>,
-    lease: Duration,
     /// The consumer was not used for longer than a lease, and has left the group.
     has_left: bool,
     revoke_timeout: Duration,
@@ -194,16 +192,16 @@ impl Poller {
     /// The client tells the cluster that this consumer lives, even if nobody uses it any more. After a lease without use
     /// it leaves the group, so that others read its partitions. It joins again when it is used.
     fn leave_if_unused(&mut self) {
-        let is_used = lock(&self.shared.state).used_at.elapsed() < self.lease;
+        let is_used = lock(&self.shared.state).used_at.elapsed() < self.shared.lease;
         match (is_used, self.has_left) {
             (false, false) => {
-                let (group, lease) = (&self.shared.group, self.lease);
+                let (group, lease) = (&self.shared.group, self.shared.lease);
                 tracing::warn!(
                     group,
                     ?lease,
                     "the consumer was not used for longer than its lease: it leaves the group"
                 );
-                let uncommitted = std::mem::take(&mut lock(&self.shared.state).uncommitted);
+                let uncommitted = lock(&self.shared.state).uncommitted.take();
                 if let Err(error) = self.commit(&uncommitted) {
                     tracing::warn!(group, %error, "a commit failed before a consumer left: deliveries repeat");
                 }
@@ -240,13 +238,16 @@ impl Poller {
     /// another rebalance.
     fn commit_if_due(&mut self) {
         let is_due = !self.flushing.is_empty() || self.committed_at.elapsed() >= COMMIT_INTERVAL;
+        if self.is_rebalancing() {
+            lock(&self.shared.state).uncommitted.postpone(Instant::now());
+        }
         if self.is_rebalancing() || !is_due {
             return;
         }
         self.committed_at = Instant::now();
         let partitions = {
             let mut state = lock(&self.shared.state);
-            let mut partitions = std::mem::take(&mut state.uncommitted);
+            let mut partitions = state.uncommitted.take();
             if partitions.is_empty() && !self.flushing.is_empty() {
                 // A commit of any partition shows that this consumer is still a member.
                 partitions.extend(state.assignment.ids().next());
@@ -254,16 +255,20 @@ impl Poller {
             partitions
         };
         let result = self.commit(&partitions);
+        let mut state = lock(&self.shared.state);
         if let Err(error) = &result {
-            let mut state = lock(&self.shared.state);
             let owned: Vec<i64> = partitions.into_iter().filter(|id| state.assignment.has(*id)).collect();
-            state.uncommitted.extend(owned);
+            state.uncommitted.add(owned, self.committed_at);
             if error.rdkafka_error_code().is_some_and(is_rebalance) {
                 // The group is being rebalanced. The next commit shows if this consumer is still a member.
+                state.uncommitted.postpone(Instant::now());
                 return;
             }
             tracing::warn!(group = self.shared.group, %error, "a commit failed; trying again");
+        } else {
+            state.uncommitted.committed(self.committed_at);
         }
+        drop(state);
         for answer in self.flushing.drain(..) {
             // The caller may have stopped to wait.
             let _ = answer.send(result.clone().map_err(|error| failed(COMMITTING, error)));
@@ -328,7 +333,7 @@ impl Poller {
         let uncommitted = {
             let mut state = lock(&self.shared.state);
             state.is_closed = true;
-            std::mem::take(&mut state.uncommitted)
+            state.uncommitted.take()
         };
         let committed = self.commit(&uncommitted);
         lock(&self.shared.state).lose_everything();

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use tokio::sync::OnceCell;
 
-use super::watched::{CrashableServer, Server};
+use super::Cutter;
+use super::watched::{CrashableServer, Server, free_port};
 
 const SCRIPT: &str = concat!(include_str!("kafka.sh"), include_str!("watch.sh"));
 
@@ -27,4 +28,62 @@ impl Kafka {
         let address = format!("127.0.0.1:{}", server.port());
         CrashableServer::new(server, address)
     }
+
+    /// Starts an empty broker, and a proxy through which all its clients connect: the broker tells them the address of
+    /// the proxy. The URLs are `kafka://` and the address.
+    pub async fn start_behind_proxy() -> (CrashableServer, Cutter) {
+        let port = free_port();
+        let url = format!("kafka://127.0.0.1:{port}");
+        let cutter = Cutter::to(&url).await;
+        let advertised = cutter.url().replacen("kafka:", "advertised.listeners=PLAINTEXT:", 1);
+        let server = Server::start_on(port, SCRIPT, &advertised).await;
+        (CrashableServer::new(server, url), cutter)
+    }
+}
+
+/// A Kafka of three brokers for one test. Every topic has three replicas, of which two must have a record before it is
+/// acked, so the cluster works with two brokers, too.
+pub struct KafkaCluster {
+    brokers: Vec<Server>,
+}
+
+impl KafkaCluster {
+    /// Starts three empty brokers.
+    pub async fn start() -> Self {
+        let ports = [free_port(), free_port(), free_port()];
+        let voter = |(index, port): (usize, &u16)| format!("{}@127.0.0.1:{}", index + 1, controller_of(*port));
+        let voters: Vec<String> = ports.iter().enumerate().map(voter).collect();
+        let settings = |id: usize| {
+            [
+                &*format!("node.id={id} controller.quorum.voters={}", voters.join(",")),
+                "default.replication.factor=3 min.insync.replicas=2 offsets.topic.replication.factor=3",
+                "transaction.state.log.replication.factor=3 transaction.state.log.min.isr=2",
+                // The others take over from a broker that was not heard of for this long.
+                "broker.session.timeout.ms=4000 broker.heartbeat.interval.ms=500",
+            ]
+            .join(" ")
+        };
+        // None of them starts without another one.
+        let settings = [settings(1), settings(2), settings(3)];
+        let start = |index: usize| Server::start_on(ports[index], SCRIPT, &settings[index]);
+        let (first, second, third) = tokio::join!(start(0), start(1), start(2));
+        Self { brokers: vec![first, second, third] }
+    }
+
+    /// The addresses of the brokers, as `kafka://` and a list of host:port.
+    pub fn url(&self) -> String {
+        let addresses: Vec<String> = self.brokers.iter().map(|broker| format!("127.0.0.1:{}", broker.port())).collect();
+        format!("kafka://{}", addresses.join(","))
+    }
+
+    /// Kills the broker with this id (`kill -9`). It does not come back.
+    pub async fn kill(&self, id: i32) {
+        let index = usize::try_from(id - 1).expect("the ids of brokers start at 1");
+        self.brokers[index].stop().await;
+    }
+}
+
+/// The port of the controller in a broker, as the script chooses it.
+fn controller_of(port: u16) -> u16 {
+    port - 12_000
 }

@@ -48,13 +48,13 @@ END
 }
 
 run() {
-  java -Xms256m -Xmx512m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile="$dir/log4j2.properties" \
+  java -Xms256m -Xmx384m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile="$dir/log4j2.properties" \
     -cp "$libs/*" "$@"
 }
 
 start() {
   [ -z "$pid" ] || { echo "the server has not been stopped"; exit 1; }
-  java -Xms256m -Xmx512m -XX:+UseSerialGC -Dlog4j2.configurationFile="$dir/log4j2.properties" -cp "$libs/*" \
+  java -Xms256m -Xmx384m -XX:+UseSerialGC -Dlog4j2.configurationFile="$dir/log4j2.properties" -cp "$libs/*" \
     kafka.Kafka "$dir/server.properties" >"$dir/log" 2>&1 &
   pid=$!
   # Its own log says that it serves the port, so that no other server can answer.

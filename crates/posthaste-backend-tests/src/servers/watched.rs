@@ -19,9 +19,14 @@ pub(super) struct Server {
 
 impl Server {
     /// Runs the script of a kind of server, and returns when that server accepts connections.
-    pub(super) async fn start(script: &'static str, settings: &'static str) -> Self {
-        let port = free_port();
-        let shell = blocking(move || Shell::start(script, port, settings)).await;
+    pub(super) async fn start(script: &'static str, settings: &str) -> Self {
+        Self::start_on(free_port(), script, settings).await
+    }
+
+    /// The same on a port that the caller has chosen with [`free_port`].
+    pub(super) async fn start_on(port: u16, script: &'static str, settings: &str) -> Self {
+        let settings = settings.to_owned();
+        let shell = blocking(move || Shell::start(script, port, &settings)).await;
         Self { port, shell: Arc::new(Mutex::new(shell)) }
     }
 
@@ -148,7 +153,7 @@ impl Drop for Shell {
 
 /// A port below the range that the kernel gives to outgoing connections (from 32768). Otherwise an outgoing connection
 /// could use the port of a stopped server, and a client of that port could even connect to itself.
-fn free_port() -> u16 {
+pub(super) fn free_port() -> u16 {
     const FIRST: u32 = 20_000;
     const COUNT: u32 = 12_000;
     static NEXT: AtomicU32 = AtomicU32::new(0);

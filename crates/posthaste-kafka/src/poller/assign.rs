@@ -58,7 +58,7 @@ impl Poller {
             state.assignment.insert(id, assigned, tokio::time::Instant::now());
             if is_new {
                 // From now on the group has a position, and a lost one is an error.
-                state.uncommitted.insert(id);
+                state.uncommitted.add([id], Instant::now());
             }
         }
         Ok(())
@@ -131,7 +131,7 @@ impl Poller {
 
     /// What is acked is committed before another consumer reads the partitions.
     fn commit_before_revocation(&mut self, ids: &BTreeSet<i64>) {
-        let uncommitted = lock(&self.shared.state).uncommitted.intersection(ids).copied().collect();
+        let uncommitted = lock(&self.shared.state).uncommitted.among(ids);
         if let Err(error) = self.commit(&uncommitted) {
             tracing::warn!(group = self.shared.group, %error, "a commit failed before a rebalance: deliveries repeat");
         }

@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use posthaste_backend_tests::processes::now_millis;
+
 use crate::database::done;
-use crate::node::{Entry, now_millis};
+use crate::node::Entry;
 
 /// A worker of a paused node may have decided to start a delivery before the pause, and starts it after the pause. This
 /// many workers may do so.

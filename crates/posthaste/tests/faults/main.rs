@@ -1,7 +1,7 @@
 //! Faults with real processes and real servers: a service is killed, paused or cut off from its database, and every
 //! event that it committed is still delivered.
 //!
-//! The service is this same program, started again with [`node::ROLE`] in its environment.
+//! The service is this same program, started again with a [`node::Role`].
 
 mod checker;
 mod commit_cut_off;
@@ -12,6 +12,8 @@ mod killed_node;
 mod node;
 mod paused_node;
 mod process;
+
+use posthaste_backend_tests::processes::Role;
 
 /// Runs the service if this program was started as a node, and does nothing otherwise.
 #[test]

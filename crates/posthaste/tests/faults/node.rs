@@ -1,18 +1,14 @@
 //! A service that writes events in its transactions and delivers them. It keeps a diary in a file, which survives a
 //! kill.
 
-use std::fs::File;
-use std::io::{Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste::{DatabaseKind, Event, FaultKind, Mode, Outbox, Pool, RetryPolicy, Settings};
+use posthaste_backend_tests::processes::{self, Diary, now_millis, until_stopped};
 use posthaste_core::outbox::Store;
 use serde::{Deserialize, Serialize};
-
-/// The environment variable with the role of a node.
-pub const ROLE: &str = "POSTHASTE_FAULTS_NODE";
 
 /// The task of a node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -71,29 +67,13 @@ struct Order {
     number: u32,
 }
 
-impl Role {
-    pub fn of_environment() -> Option<Self> {
-        std::env::var(ROLE).ok().map(|role| serde_json::from_str(&role).expect("a role is JSON"))
+impl processes::Role for Role {
+    const TEST: &'static str = "serve_when_started_as_a_node";
+    type Entry = Entry;
+
+    fn diary(&self) -> &Path {
+        &self.diary
     }
-}
-
-/// A file to which each line is appended with one call, so that a killed process leaves whole lines.
-#[derive(Clone)]
-struct Diary(Arc<File>);
-
-impl Diary {
-    fn open(role: &Role) -> Self {
-        Self(Arc::new(File::options().append(true).create(true).open(&role.diary).expect("a diary")))
-    }
-
-    fn write(&self, entry: &Entry) {
-        let line = serde_json::to_string(entry).expect("an entry is JSON") + "\n";
-        (&*self.0).write_all(line.as_bytes()).expect("a diary can be written");
-    }
-}
-
-pub fn now_millis() -> u64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_millis() as u64
 }
 
 /// Runs until stdin ends, then closes the outbox.
@@ -141,14 +121,13 @@ async fn run<S: Store>(pool: impl Pool<S>, role: Role) {
     });
     let outbox = builder.start().await.expect("the outbox starts");
     let writing = tokio::spawn(write(outbox.clone(), role, diary));
-    let end = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()).expect("stdin can be read"));
-    end.await.expect("stdin ends");
+    until_stopped().await;
     writing.abort();
     outbox.close().await;
 }
 
 /// Writes events and rolls back every tenth.
-async fn write<S: Store>(outbox: Outbox<S>, role: Role, diary: Diary) {
+async fn write<S: Store>(outbox: Outbox<S>, role: Role, diary: Diary<Entry>) {
     for number in 0..role.writes {
         if role.enough.exists() {
             break;
