@@ -26,7 +26,7 @@ pub(super) async fn read_rest(bus: &dyn Bus, address: &Address) -> BTreeMap<Plac
         assert!(Instant::now() < deadline, "{ended} of {PARTITIONS} partitions were read to the end");
         let fetched = consumer.fetch(500).await.expect("the server is up");
         if fetched.is_empty() {
-            // Other processes append too, so the wake-up may be missing.
+            // Nothing is there yet. The wake-up may have been for records that were fetched already.
             let _ = timeout(Duration::from_millis(50), consumer.wakeup().signalled()).await;
         }
         for fetched in fetched {
