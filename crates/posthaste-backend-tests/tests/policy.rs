@@ -18,7 +18,16 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("posthaste-server", &["posthaste-core", "posthaste-schema", "posthaste-api", "posthaste-hub"]),
     (
         "posthaste-cli",
-        &["posthaste-core", "posthaste-sql", "posthaste-webhook", "posthaste-api", "posthaste-hub", "posthaste-server"],
+        &[
+            "posthaste-core",
+            "posthaste-sql",
+            "posthaste-kafka",
+            "posthaste-schema",
+            "posthaste-webhook",
+            "posthaste-api",
+            "posthaste-hub",
+            "posthaste-server",
+        ],
     ),
     ("posthaste", &["posthaste-core", "posthaste-sql"]),
     ("posthaste-testing", &["posthaste-core"]),
