@@ -173,7 +173,7 @@ pub trait Consumer: Send + Sync + 'static {
     async fn fetch(&self, limit: usize) -> Result<Vec<Fetched>, StoreError>;
 
     /// Accepts records as done, in any order. The acks are durable within 100 ms, and after `flush` and `close`. Returns
-    /// the results in the same order.
+    /// the results in the same order. Fails if earlier acks do not become durable.
     async fn ack(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError>;
 
     /// Makes all accepted acks durable.

@@ -13,7 +13,7 @@ use rdkafka::producer::{BaseRecord, DeliveryResult, Producer as _, ProducerConte
 use tokio::sync::Notify;
 
 use crate::context::{log, log_error};
-use crate::errors::publish_error;
+use crate::errors::{publish_error, unavailable};
 use crate::options::KafkaOptions;
 use crate::topics::TopicCreator;
 
@@ -64,7 +64,10 @@ impl Batch {
 }
 
 /// Receives the results of records from the client.
-pub(crate) struct Deliveries;
+pub(crate) struct Deliveries {
+    /// A broker answers with the offset of a record, unless no answer was asked for (acks = 0).
+    has_offsets: bool,
+}
 
 impl ClientContext for Deliveries {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
@@ -81,6 +84,7 @@ impl ProducerContext for Deliveries {
 
     fn delivery(&self, result: &DeliveryResult<'_>, sent: Box<Sent>) {
         let result = match result {
+            Ok(message) if self.has_offsets && message.offset() < 0 => Err(unknown_offset()),
             Ok(_) => Ok(()),
             Err((error, message)) => {
                 tracing::debug!(topic = message.topic(), %error, "a record was not accepted");
@@ -145,8 +149,16 @@ impl Producer {
     }
 }
 
+/// The client takes a record for stored because the broker says that its sequence number is a duplicate, and the broker
+/// does not know where it is. That is also so if the record was never stored: the first request for a new partition failed,
+/// later requests were accepted, and the repeated first request looks old. The record is published again.
+fn unknown_offset() -> PublishError {
+    tracing::warn!("Kafka did not say where it stored a record: it is published again");
+    unavailable(KafkaError::MessageProduction(RDKafkaErrorCode::DuplicateSequenceNumber))
+}
+
 fn create(options: &KafkaOptions) -> KafkaResult<ThreadedProducer<Deliveries>> {
-    options.producer_config().create_with_context(Deliveries)
+    options.producer_config().create_with_context(Deliveries { has_offsets: options.acks != "0" })
 }
 
 /// Gives a record to the client. Waits while the queue of the client is full.

@@ -55,7 +55,8 @@ impl Cluster {
             topic: self.topic.as_str().into(),
             route: 0,
             key: number.to_string(),
-            value: (0..size as u64).map(|byte| (byte.wrapping_mul(byte) >> 7) as u8).collect(),
+            // Bytes that cannot be compressed.
+            value: std::iter::repeat_with(|| fastrand::u8(..)).take(size).collect(),
             headers: Vec::new(),
         };
         bus.publish(numbers.map(record).collect()).await.into_iter().for_each(|published| published.unwrap());

@@ -4,6 +4,7 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, Uri, header};
+use http_body_util::BodyExt;
 use posthaste_api::input::{detail, gather};
 use posthaste_api::{FieldError, Input, read_json};
 use uuid::Uuid;
@@ -14,13 +15,21 @@ use crate::problem::{Code, ErrorResponse};
 #[derive(Clone, Copy)]
 pub(crate) struct BodyTimeout(pub(crate) Duration);
 
+/// How large a body may be. The router adds it to every request.
+#[derive(Clone, Copy)]
+pub(crate) struct MaxBody(pub(crate) usize);
+
+/// How much of a body that is too large is read and dropped. A connection that is closed while the client still sends may
+/// lose the answer.
+const DRAINED: usize = 16 * 1024 * 1024;
+
 /// A JSON body as the caller wrote it.
 pub(crate) struct JsonText(pub(crate) Bytes);
 
 impl<S: Send + Sync> FromRequest<S> for JsonText {
     type Rejection = ErrorResponse;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, ErrorResponse> {
+    async fn from_request(request: Request, _: &S) -> Result<Self, ErrorResponse> {
         if !is_json(request.headers()) {
             return Err(ErrorResponse::of(
                 Code::UnsupportedMediaType,
@@ -28,17 +37,33 @@ impl<S: Send + Sync> FromRequest<S> for JsonText {
             ));
         }
         let limit = request.extensions().get::<BodyTimeout>().map_or(Duration::MAX, |limit| limit.0);
-        let Ok(body) = tokio::time::timeout(limit, Bytes::from_request(request, state)).await else {
-            return Err(ErrorResponse::of(Code::RequestTimeout, "send the body faster, or in smaller requests"));
-        };
-        let body = body.map_err(|rejection| match rejection.status().as_u16() {
-            413 => ErrorResponse::of(
-                Code::TooLarge,
-                "send less: a single event, a smaller batch, or a reference to the data",
-            ),
-            _ => ErrorResponse::of(Code::Malformed, rejection.body_text()),
-        })?;
-        Ok(Self(body))
+        let max = request.extensions().get::<MaxBody>().map_or(0, |max| max.0);
+        match tokio::time::timeout(limit, read(request.into_body(), max)).await {
+            Ok(body) => body.map(Self),
+            Err(_) => Err(ErrorResponse::of(Code::RequestTimeout, "send the body faster, or in smaller requests")),
+        }
+    }
+}
+
+/// Reads a body of at most this size.
+async fn read(mut body: axum::body::Body, max: usize) -> Result<Bytes, ErrorResponse> {
+    let (mut kept, mut size) = (Vec::new(), 0);
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| ErrorResponse::of(Code::Malformed, error.to_string()))?;
+        let Ok(data) = frame.into_data() else { continue };
+        size += data.len();
+        if size <= max {
+            kept.extend_from_slice(&data);
+        } else if size > max + DRAINED {
+            break;
+        }
+    }
+    match size > max {
+        true => {
+            let advice = "send less: a single event, a smaller batch, or a reference to the data";
+            Err(ErrorResponse::of(Code::TooLarge, advice))
+        }
+        false => Ok(kept.into()),
     }
 }
 

@@ -1,6 +1,5 @@
 use std::sync::Arc;
 
-use axum::extract::DefaultBodyLimit;
 use axum::middleware::from_fn;
 use axum::routing::{get, post};
 use axum::{Extension, Router};
@@ -8,7 +7,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use posthaste_hub::Hub;
 
 use crate::connections::ClientLimits;
-use crate::extract::BodyTimeout;
+use crate::extract::{BodyTimeout, MaxBody};
 use crate::problem::{Code, ErrorResponse};
 use crate::{dead_letters, events, health, host, quarantine, registry, schema_registry, topics};
 
@@ -26,7 +25,7 @@ pub(crate) struct App {
 }
 
 pub(crate) fn router(hub: Arc<Hub>, metrics: PrometheusHandle, limits: ClientLimits) -> Router {
-    let limited = |limit| DefaultBodyLimit::max(limit);
+    let limited = |limit| Extension(MaxBody(limit));
     let schemas = schema_registry::router(hub.builtin_registry().clone());
     Router::new()
         .nest_service("/registry", schemas)

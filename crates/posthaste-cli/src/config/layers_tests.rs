@@ -145,7 +145,7 @@ fn unusable_values_are_refused_with_key_and_origin() {
         ("[http]\nlisten = 'localhost'", "\"localhost\" is not an IP address with a port, such as 127.0.0.1:8080"),
         ("[http]\nlisten = '0.0.0.0:8080'", "this version has no API keys yet"),
         ("[bus]\nurl = 'nats://broker:4222'", "bus.url (set in "),
-        ("[bus]\nacks = 'some'", "unknown variant `some`"),
+        ("[bus]\nacks = 'some'", "unknown value \"some\"; known: all, 1, 0"),
         ("[registry]\nurl = 'registry:8081'", "registry.url (set in "),
         ("[[channels]]\nevent_type = 'a'\ncompatibility = 'backwards'", "use NONE, BACKWARD, "),
         ("[bus]\npartitions = 0", "bus.partitions (set in "),

@@ -67,7 +67,7 @@ async fn an_unreadable_record_is_listed_shown_replayed_and_discarded() {
     assert_eq!((&first["topic"], &first["group"]), (&json!(TOPIC), &json!("event-processor")));
     assert_eq!((&first["partition"], &first["offset"], &first["size"]), (&json!(0), &json!(1), &json!(2)));
     assert_eq!((&first["status"], &first["replayable"]), (&json!("QUARANTINED"), &json!(true)));
-    assert!(first["reason"].as_str().unwrap().starts_with("not an EventHubEvent"), "{first}");
+    assert!(first["reason"].as_str().unwrap().starts_with("the value is not framed"), "{first}");
     let detail = server.api.get(&format!("/api/quarantine/{}", id(&first))).await.unwrap().json();
     assert_eq!((&detail["valueBase64"], &detail["headers"]), (&json!("C60="), &json!({ "a": "b" })));
     assert_eq!((&detail["key"], &detail["createdAt"]), (&json!("poison"), &first["createdAt"]));
@@ -198,7 +198,7 @@ async fn the_commands_list_show_replay_and_discard() {
     append(&installation, "poison", "NULL", "x'0bad'");
     let first = id(&items(&wait_for_records(&server, "", 1).await)[0]);
     let (code, stdout, stderr) = run(&server, &["quarantine", "list", "--group", "event-processor"]);
-    assert!(code == 0 && stdout.contains(&first) && stdout.contains("not an EventHubEvent"), "{stdout}{stderr}");
+    assert!(code == 0 && stdout.contains(&first) && stdout.contains("the value is not framed"), "{stdout}{stderr}");
 
     let file = installation.folder.path().join("value");
     let (code, stdout, stderr) = run(&server, &["quarantine", "show", &first, "--raw", file.to_str().unwrap()]);
@@ -253,9 +253,9 @@ async fn a_topic_is_tailed_without_secrets() {
         (&json!(TOPIC), &json!(0), &json!(1))
     );
     assert_eq!((&records[1]["key"], &records[1]["value"]["eventId"]), (&json!(event), &json!(event)));
-    assert!(records[1].as_object().unwrap().contains_key("schemaId") && records[1]["schemaId"].is_null());
+    assert!(records[1]["schemaId"].is_i64() && records[2]["schemaId"].is_null(), "{stdout}");
     assert_eq!(records[2]["valueBase64"], "C60=");
-    assert!(records[2]["error"].as_str().unwrap().starts_with("not an EventHubEvent"), "{stdout}");
+    assert!(records[2]["error"].as_str().unwrap().starts_with("the value is not framed"), "{stdout}");
     let (_, stdout, _) = run(&server, &["topics", "tail", TOPIC, "--limit", "1"]);
     assert_eq!(lines(&stdout).len(), 1);
     let (code, stdout, _) = run(&server, &["topics", "tail", TOPIC, "--from", "latest"]);
