@@ -530,7 +530,9 @@ async fn hub_tables_can_be_opened_without_the_right_to_create_tables_and_not_by_
     let log = Log::new(LogTables::new(limited), server.options.clone());
     publish(&log, [record("orders", 0)]).await;
     assert_eq!(join(&log, "orders").await.fetch(10).await.unwrap().len(), 1);
-    server.execute("UPDATE posthaste_migration SET version = 9998").await;
+    let newer = "UPDATE posthaste_migration SET version = 9998
+        WHERE version = (SELECT max(version) FROM posthaste_migration)";
+    server.execute(newer).await;
     let error = migrate_hub(&server.pool).await.unwrap_err();
     assert!(matches!(error, OpenError::NewerSchema { found: 9998, .. }), "{error}");
 }
