@@ -13,10 +13,10 @@ pub struct EventTrace {
     pub event_id: String,
     /// Its row in the outbox table; null once it was purged.
     pub outbox: Option<OutboxState>,
-    /// The topics to which it was published.
-    pub topics: Vec<TopicPosition>,
-    /// Its deliveries, one for each matching subscription.
-    pub deliveries: Vec<TracedDelivery>,
+    /// The topics to which it was published; null if the bus cannot be searched for an event, as on Kafka.
+    pub topics: Option<Vec<TopicPosition>>,
+    /// Its deliveries, one for each matching subscription; null if the bus cannot be searched for an event.
+    pub deliveries: Option<Vec<TracedDelivery>>,
     /// The deliveries that failed.
     pub dead_letters: Vec<DeadLetter>,
 }

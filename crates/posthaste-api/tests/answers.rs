@@ -120,13 +120,13 @@ fn traces_of_events() {
             created_at: DateTime::UNIX_EPOCH,
             processed_at: Some(DateTime::UNIX_EPOCH),
         }),
-        topics: vec![position.clone()],
-        deliveries: vec![TracedDelivery {
+        topics: Some(vec![position.clone()]),
+        deliveries: Some(vec![TracedDelivery {
             subscription_id: Uuid::nil(),
             domain: Domain::Organization,
             position,
             state: DeliveryState::Pending,
-        }],
+        }]),
         dead_letters: vec![letter()],
     };
     let outbox = json!({

@@ -22,11 +22,12 @@ impl Hub {
         }
         let outcomes = self.dead_lettered(&records, &letters);
         let deliveries = records.iter().filter_map(|entry| self.delivery(entry, &outcomes)).collect();
+        let is_searched = self.stores.inspector.has_key_index();
         Ok(Some(EventTrace {
             event_id: event_id.to_owned(),
             outbox: row.map(outbox_state),
-            topics: records.iter().map(position).collect(),
-            deliveries,
+            topics: is_searched.then(|| records.iter().map(position).collect()),
+            deliveries: is_searched.then_some(deliveries),
             dead_letters: letters.into_iter().map(dead_letters::shown).collect(),
         }))
     }

@@ -102,6 +102,10 @@ impl BusInspector for KafkaBus {
         Ok(Vec::new())
     }
 
+    fn has_key_index(&self) -> bool {
+        false
+    }
+
     async fn topics(&self) -> Result<Vec<TopicState>, StoreError> {
         let partitions = self.partitions().await?.into_iter();
         let state = |state: PartitionState| TopicState {

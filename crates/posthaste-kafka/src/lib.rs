@@ -1,6 +1,6 @@
 //! The bus on Kafka.
 //!
-//! [`KafkaBus`] implements [`Bus`](posthaste_core::bus::Bus) by librdkafka. A producer is shared by all publishers
+//! [`KafkaBus`] implements [`Bus`] by librdkafka. A producer is shared by all publishers
 //! (`producer.rs`). Each consumer has a thread of its own, which polls the client, assigns partitions and commits
 //! (`poller.rs`); the handle that the engine uses shares its state (`consumer.rs`).
 //!

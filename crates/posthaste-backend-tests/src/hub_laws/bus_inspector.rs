@@ -1,4 +1,4 @@
-//! The laws of [`BusInspector`](posthaste_core::hub_store::BusInspector).
+//! The laws of [`BusInspector`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -37,6 +37,10 @@ impl Answer {
 }
 
 impl Api {
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
     pub fn new(address: SocketAddr) -> Self {
         Self { client: Client::builder(TokioExecutor::new()).build_http(), address }
     }

@@ -5,6 +5,7 @@ mod bad_input;
 mod commit_unknown;
 mod crash;
 mod delivery;
+mod foreign_clients;
 mod isolation;
 mod kafka;
 mod operators;

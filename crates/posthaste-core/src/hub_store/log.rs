@@ -34,6 +34,11 @@ pub trait BusInspector: Send + Sync + 'static {
     /// 200 are returned.
     async fn records_of(&self, key: &str) -> Result<Vec<LogEntry>, StoreError>;
 
+    /// True if [`records_of`](Self::records_of) finds records. Not every bus has an index of keys.
+    fn has_key_index(&self) -> bool {
+        true
+    }
+
     /// Every partition of every topic, sorted by name and number.
     async fn topics(&self) -> Result<Vec<TopicState>, StoreError>;
 

@@ -39,11 +39,12 @@ async fn a_payload_reaches_its_subscribers_byte_for_byte() {
 
     let trace = until("both deliveries are done", async || {
         let trace = world.hub.trace(&id).await.unwrap().unwrap();
-        let done = trace.deliveries.iter().all(|delivery| delivery.state == posthaste_api::DeliveryState::Done);
-        (trace.deliveries.len() == 2 && done).then_some(trace)
+        let deliveries = trace.deliveries.as_ref()?;
+        let done = deliveries.iter().all(|delivery| delivery.state == posthaste_api::DeliveryState::Done);
+        (deliveries.len() == 2 && done).then_some(trace)
     })
     .await;
-    assert_eq!(trace.topics.len(), 3, "one record of the event, two of deliveries: {trace:?}");
+    assert_eq!(trace.topics.as_ref().map(Vec::len), Some(3), "one record of the event, two of deliveries: {trace:?}");
     assert!(trace.dead_letters.is_empty());
     world.hub.stop().await;
     assert_eq!((orders.received().len(), all.received().len(), others.received().len()), (1, 1, 0));

@@ -6,4 +6,5 @@ mod delivery;
 mod logs;
 mod quarantine;
 mod readiness;
+mod registry;
 mod support;

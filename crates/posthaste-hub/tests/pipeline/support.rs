@@ -12,6 +12,7 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use posthaste_api::{AuthIn, EventIn, EventKey, SubscriptionIn};
 use posthaste_core::hub_store;
 use posthaste_hub::{Accepted, Hub, Parts, Sealer, Settings};
+use posthaste_schema::SchemaRegistry;
 use posthaste_sql::sqlite::HubDatabase;
 use posthaste_webhook::{Client, ClientOptions};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
@@ -113,12 +114,21 @@ pub async fn open_database(folder: &Path) -> Arc<HubDatabase> {
 }
 
 pub async fn open_on(folder: &Path, database: Arc<dyn hub_store::HubDatabase>, settings: Settings) -> Hub {
+    open_with_registry(folder, database, None, settings).await
+}
+
+pub async fn open_with_registry(
+    folder: &Path,
+    database: Arc<dyn hub_store::HubDatabase>,
+    registry: Option<Arc<dyn SchemaRegistry>>,
+    settings: Settings,
+) -> Hub {
     // Installed before a hub counts or logs anything.
     metrics();
     log();
     let sealer = Sealer::open(&folder.join("hub.key")).unwrap();
     let client = Client::new(ClientOptions::default());
-    Hub::start(Parts { database, bus: None, registry: None, client, sealer, settings }).await.unwrap()
+    Hub::start(Parts { database, bus: None, registry, client, sealer, settings }).await.unwrap()
 }
 
 /// The default settings, with which a request does not time out because the machine is busy.
