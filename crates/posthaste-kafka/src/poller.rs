@@ -330,12 +330,8 @@ impl Poller {
     }
 
     fn close(mut self, answer: Option<Answer>) {
-        let uncommitted = {
-            let mut state = lock(&self.shared.state);
-            state.is_closed = true;
-            state.uncommitted.take()
-        };
-        let committed = self.commit(&uncommitted);
+        lock(&self.shared.state).is_closed = true;
+        let committed = self.commit_before_close();
         lock(&self.shared.state).lose_everything();
         self.shared.revocations.wake();
         self.consumer.context().close();
@@ -350,6 +346,25 @@ impl Poller {
         drop(self.consumer);
         if let Some(answer) = answer {
             let _ = answer.send(committed.map_err(|error| failed(COMMITTING, error)));
+        }
+    }
+
+    /// Commits what is acked. While the group is being rebalanced, a commit is refused: then it waits for the end of the
+    /// rebalance, but not longer than a lease.
+    fn commit_before_close(&mut self) -> KafkaResult<()> {
+        let deadline = Instant::now() + self.shared.lease;
+        loop {
+            let uncommitted = lock(&self.shared.state).uncommitted.take();
+            match self.commit(&uncommitted) {
+                Err(error) if error.rdkafka_error_code().is_some_and(is_rebalance) && Instant::now() < deadline => {
+                    lock(&self.shared.state).uncommitted.add(uncommitted, Instant::now());
+                    self.poll();
+                    self.finish_assignment();
+                    self.finish_revocation();
+                    self.handle_events();
+                }
+                committed => return committed,
+            }
         }
     }
 
