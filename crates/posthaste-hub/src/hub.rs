@@ -51,6 +51,8 @@ pub(crate) const EVENT_PROCESSOR: &str = "event-processor";
 pub(crate) const OUTBOX_PROCESSOR: &str = "outbox-processor";
 pub(crate) const DLT_INTAKE: &str = "dlt-intake";
 pub(crate) const DLT_RETRY: &str = "dlt-retry";
+/// A consumer that is not used for longer than its lease leaves its group, so an idle one is used at least this often.
+const LONGEST_BUS_POLL: Duration = Duration::from_secs(3);
 /// The task that removes expired records of the built-in bus.
 const LOG_RETENTION: &str = "log-retention";
 /// How long a stop waits for requests in flight: the longest timeout of a subscription, and a margin. Without requests
@@ -237,7 +239,8 @@ impl Pipeline {
             })
         });
         let first = make().await?;
-        self.relays.start(group, first, make, sink, options);
+        let poll_interval = options.poll_interval.min(LONGEST_BUS_POLL);
+        self.relays.start(group, first, make, sink, RelayOptions { poll_interval, ..options });
         Ok(())
     }
 

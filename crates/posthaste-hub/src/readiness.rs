@@ -111,7 +111,10 @@ impl Hub {
         parts.extend(registry.map(|status| (REGISTRY.to_owned(), status)));
         match self.waiting().await {
             // Events are accepted and kept until the registry is back. Nothing that waits for it counts as stalled.
-            Ok(_) if is_registry_away => state.stalls = StallDetector::default(),
+            Ok((_, lost)) if is_registry_away => {
+                state.stalls = StallDetector::default();
+                parts.extend(lost.into_iter().map(|(part, reason)| (part, PartStatus::Degraded(reason))));
+            }
             Ok((waiting, lost)) => {
                 failing.extend(state.stalls.observe(Instant::now(), waiting));
                 parts.extend(lost.into_iter().map(|(part, reason)| (part, PartStatus::Degraded(reason))));

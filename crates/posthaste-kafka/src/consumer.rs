@@ -51,7 +51,8 @@ pub(crate) struct Buffered {
 
 impl Buffered {
     pub(crate) fn size(&self) -> usize {
-        self.key.len() + self.value.len()
+        let headers = self.headers.iter().map(|(name, value)| name.len() + value.len());
+        self.key.len() + self.value.len() + headers.sum::<usize>()
     }
 }
 
@@ -169,6 +170,7 @@ impl Shared {
             let why = "earlier acks could not be committed for longer than a lease";
             return Err(StoreError::new("ack to Kafka", FaultKind::Transient, why));
         }
+        state.used_at = Instant::now();
         let State { assignment, uncommitted, appended_at, .. } = &mut *state;
         let mut advances = BTreeMap::new();
         let mut settled = Vec::with_capacity(positions.len());

@@ -8,6 +8,17 @@ pub(crate) fn failed(doing: &str, error: impl std::error::Error + Send + Sync + 
     StoreError::new(doing, FaultKind::Transient, error)
 }
 
+/// The error of a client that cannot be created. It does not show the values of settings, which may be secrets.
+pub(crate) fn not_created(error: KafkaError) -> StoreError {
+    const DOING: &str = "create a Kafka client";
+    match error {
+        KafkaError::ClientConfig(_, why, name, _) => {
+            StoreError::new(DOING, FaultKind::Permanent, format!("setting {name}: {why}"))
+        }
+        other => failed(DOING, other),
+    }
+}
+
 /// The error of one record: refused for good, or not accepted now.
 pub(crate) fn publish_error(error: &KafkaError) -> PublishError {
     match error.rdkafka_error_code() {
@@ -27,7 +38,6 @@ fn is_refusal(code: RDKafkaErrorCode) -> bool {
             | RDKafkaErrorCode::InvalidMessageSize
             | RDKafkaErrorCode::InvalidRecord
             | RDKafkaErrorCode::InvalidTopic
-            | RDKafkaErrorCode::PolicyViolation
     )
 }
 

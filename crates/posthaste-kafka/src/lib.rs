@@ -27,7 +27,7 @@ use posthaste_core::StoreError;
 use posthaste_core::bus::{Bus, Consumer, PublishError, Record, Topics};
 
 use consumer::GroupConsumer;
-use errors::failed;
+use errors::{failed, not_created};
 use inspect::Groups;
 use producer::Producer;
 use topics::TopicCreator;
@@ -48,9 +48,8 @@ struct Inner {
 impl KafkaBus {
     /// A bus on the cluster that the options name. The cluster is contacted when the bus is used.
     pub fn new(options: KafkaOptions) -> Result<Self, StoreError> {
-        let doing = "create a Kafka client";
-        let topics = TopicCreator::new(&options).map_err(|error| failed(doing, error))?;
-        let producer = Producer::new(&options).map_err(|error| failed(doing, error))?;
+        let topics = TopicCreator::new(&options).map_err(not_created)?;
+        let producer = Producer::new(&options).map_err(not_created)?;
         Ok(Self(Arc::new(Inner { options, producer, topics: Arc::new(topics), groups: Groups::default() })))
     }
 }

@@ -71,6 +71,7 @@ pub(crate) fn start(
         revoking: None,
         committed_at: Instant::now(),
         flushing: Vec::new(),
+        renewing: Vec::new(),
         paused: BTreeSet::new(),
         unread: BTreeSet::new(),
         resets: Vec::new(),
@@ -104,6 +105,8 @@ struct Poller {
     committed_at: Instant,
     /// Calls that wait for a commit of everything that was acked before them.
     flushing: Vec<Answer>,
+    /// Calls that wait for a commit, which shows that this consumer is still a member.
+    renewing: Vec<Answer>,
     /// Partitions of which the client reads nothing now.
     paused: BTreeSet<i64>,
     /// Partitions that are assigned, and that the client does not know, because their position is lost.
@@ -225,7 +228,8 @@ impl Poller {
     fn handle_commands(&mut self) -> Option<Closing> {
         loop {
             match self.commands.try_recv() {
-                Ok(Command::Flush(answer) | Command::Renew(answer)) => self.flushing.push(answer),
+                Ok(Command::Flush(answer)) => self.flushing.push(answer),
+                Ok(Command::Renew(answer)) => self.renewing.push(answer),
                 Ok(Command::Reset(reset)) => self.resets.push(reset),
                 Ok(Command::Close(answer)) => return Some(Closing::Answer(answer)),
                 Err(mpsc::TryRecvError::Empty) => return None,
@@ -237,9 +241,14 @@ impl Poller {
     /// Commits what is acked. Between the revocation of partitions and the next assignment, a commit could fail or start
     /// another rebalance.
     fn commit_if_due(&mut self) {
-        let is_due = !self.flushing.is_empty() || self.committed_at.elapsed() >= COMMIT_INTERVAL;
+        let is_called = !self.flushing.is_empty() || !self.renewing.is_empty();
+        let is_due = is_called || self.committed_at.elapsed() >= COMMIT_INTERVAL;
         if self.is_rebalancing() {
             lock(&self.shared.state).uncommitted.postpone(Instant::now());
+            // A rebalance waits for records in flight, and they may wait for this answer.
+            if !self.consumer.assignment_lost() {
+                self.renewing.drain(..).for_each(|answer| _ = answer.send(Ok(())));
+            }
         }
         if self.is_rebalancing() || !is_due {
             return;
@@ -248,7 +257,7 @@ impl Poller {
         let partitions = {
             let mut state = lock(&self.shared.state);
             let mut partitions = state.uncommitted.take();
-            if partitions.is_empty() && !self.flushing.is_empty() {
+            if partitions.is_empty() && is_called {
                 // A commit of any partition shows that this consumer is still a member.
                 partitions.extend(state.assignment.ids().next());
             }
@@ -269,7 +278,7 @@ impl Poller {
             state.uncommitted.committed(self.committed_at);
         }
         drop(state);
-        for answer in self.flushing.drain(..) {
+        for answer in self.flushing.drain(..).chain(self.renewing.drain(..)) {
             // The caller may have stopped to wait.
             let _ = answer.send(result.clone().map_err(|error| failed(COMMITTING, error)));
         }

@@ -77,6 +77,10 @@ impl TopicCreator {
         for topic in topics {
             let result = match refused.get(&*topic) {
                 None | Some(RDKafkaErrorCode::TopicAlreadyExists) => self.describe(&topic).await,
+                // Someone else may create topics here. The cluster refuses before it looks whether the topic exists.
+                Some(RDKafkaErrorCode::TopicAuthorizationFailed | RDKafkaErrorCode::ClusterAuthorizationFailed) => {
+                    self.describe(&topic).await
+                }
                 Some(code) => Err(publish_error(&KafkaError::AdminOp(*code))),
             };
             if let Ok(partitions) = &result {

@@ -225,6 +225,9 @@ fn error_of(answer: &Answer) -> Option<ErrorIn> {
     serde_json::from_slice(&answer.body).ok()
 }
 
+/// The error code of a registry whose mode permits no changes.
+const OPERATION_NOT_PERMITTED: i64 = 42_205;
+
 /// Reads a successful answer, or what it says is wrong.
 fn read<T: DeserializeOwned>(answer: Answer) -> Result<T, RegistryError> {
     let Answer { status, body, from } = &answer;
@@ -241,6 +244,10 @@ fn read<T: DeserializeOwned>(answer: Answer) -> Result<T, RegistryError> {
     let reason = shown(error.message.as_bytes());
     Err(match *status {
         StatusCode::CONFLICT => RegistryError::Incompatible { reason },
+        // A registry that is read-only now says so with the status of a bad schema.
+        StatusCode::UNPROCESSABLE_ENTITY if error.error_code == OPERATION_NOT_PERMITTED => {
+            RegistryError::unavailable(format!("{from} does not permit changes now: {reason}"))
+        }
         StatusCode::UNPROCESSABLE_ENTITY | StatusCode::PAYLOAD_TOO_LARGE => RegistryError::Refused { reason },
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
             RegistryError::unavailable(format!("{from} answers {status}, check its credentials: {reason}"))
