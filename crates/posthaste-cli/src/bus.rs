@@ -95,7 +95,6 @@ mod kafka {
             lease: config.outbox.lease,
             retention: bus.retention,
             client: client_settings(&bus.kafka.0)?,
-            ..KafkaOptions::default()
         };
         options.validate().map_err(|error| StartError::BusSetting(format!("bus.kafka: {error}")))?;
         KafkaBus::new(options).map(Some).map_err(|error| StartError::BusSetting(error.chain()))

@@ -15,6 +15,9 @@ const OWN_SETTINGS: [&str; 8] = [
     "message.max.bytes",
     "partition.assignment.strategy",
 ];
+/// A consumer that the cluster has not heard of for this long loses its partitions, unless `session.timeout.ms` is passed
+/// through.
+const SESSION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Room for what the protocol adds to a record.
 const RECORD_OVERHEAD: usize = 64 * 1024;
 
@@ -35,12 +38,8 @@ pub struct KafkaOptions {
     pub acks: String,
     /// The compression of published records: none, gzip, snappy, lz4 or zstd.
     pub compression: String,
-    /// A consumer that the cluster has not heard of for this long loses its partitions.
-    pub session_timeout: Duration,
     /// A consumer that is not used for this long leaves its group.
     pub lease: Duration,
-    /// How long a consumer that gives up a partition to another one waits for the records in flight.
-    pub revoke_timeout: Duration,
     /// More settings of the client library, by the names in its documentation.
     pub client: BTreeMap<String, String>,
 }
@@ -63,9 +62,7 @@ impl Default for KafkaOptions {
             retention: Some(Duration::from_secs(7 * 24 * 60 * 60)),
             acks: "all".to_owned(),
             compression: "lz4".to_owned(),
-            session_timeout: Duration::from_secs(10),
             lease: Duration::from_secs(30),
-            revoke_timeout: Duration::from_secs(60),
             client: BTreeMap::new(),
         }
     }
@@ -90,7 +87,7 @@ impl KafkaOptions {
 
     fn session_timeout(&self) -> Duration {
         let passed_through = self.client.get("session.timeout.ms").and_then(|millis| millis.parse().ok());
-        passed_through.map_or(self.session_timeout, Duration::from_millis)
+        passed_through.map_or(SESSION_TIMEOUT, Duration::from_millis)
     }
 
     /// The largest message, with what the protocol adds to a record.

@@ -63,7 +63,6 @@ pub(crate) fn start(
         commands,
         topics,
         has_left: false,
-        revoke_timeout: options.revoke_timeout,
         ids: HashMap::new(),
         names: Vec::new(),
         generation: generation(),
@@ -92,7 +91,6 @@ struct Poller {
     topics: Vec<String>,
     /// The consumer was not used for longer than a lease, and has left the group.
     has_left: bool,
-    revoke_timeout: Duration,
     /// The ids that the assignment uses for partitions, and back.
     ids: HashMap<TopicPartition, i64>,
     names: Vec<TopicPartition>,

@@ -10,9 +10,9 @@ use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{DescriptorProto, FieldDescriptorProto};
 
 use crate::schema::ParsedSchema;
-use types::{Kind, ScalarKind, TypeRef, Types};
+use named_types::{Kind, ScalarKind, TypeRef, Types};
 
-mod types;
+mod named_types;
 
 /// How a new version of a schema must relate to the versions before it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -17,6 +17,8 @@ use crate::consumer::Reset;
 use crate::errors::failed;
 use crate::positions::{Bounds, TopicPartition, bounds, committed, list};
 
+/// How long a consumer that gives up a partition to another one waits for the records in flight.
+const REVOKE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often a consumer looks if a lost position was reset.
 const CHECK_LOST: Duration = Duration::from_secs(2);
 pub(crate) const RESETTING: &str = "reset the position of a group";
@@ -80,7 +82,7 @@ impl Poller {
     pub(super) fn begin_revocation(&mut self, partitions: Vec<TopicPartition>) {
         tracing::debug!(group = self.shared.group, ?partitions, "partitions were revoked");
         let ids = self.ids_of(&partitions);
-        lock(&self.shared.state).assignment.revoke(&ids, tokio::time::Instant::now() + self.revoke_timeout);
+        lock(&self.shared.state).assignment.revoke(&ids, tokio::time::Instant::now() + REVOKE_TIMEOUT);
         self.revoking = Some(partitions);
         self.shared.revocations.wake();
     }

@@ -39,7 +39,7 @@ impl FaultyBus for Kafka {
             partitions: PARTITIONS,
             replication: brokers.len() as u32,
             brokers,
-            session_timeout: lease,
+            client: [("session.timeout.ms".to_owned(), lease.as_millis().to_string())].into(),
             lease,
             ..KafkaOptions::default()
         };
