@@ -31,3 +31,23 @@ pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duratio
 
     deserializer.deserialize_str(Text)
 }
+
+/// Optional durations: `#[serde(with = "posthaste_api::duration_text::option")]`, with a default.
+pub mod option {
+    use std::time::Duration;
+
+    use serde::{Deserializer, Serializer};
+
+    /// Writes a duration, or nothing.
+    pub fn serialize<S: Serializer>(duration: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+        match duration {
+            Some(duration) => super::serialize(duration, serializer),
+            None => serializer.serialize_none(),
+        }
+    }
+
+    /// Reads a duration that is there.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+        super::deserialize(deserializer).map(Some)
+    }
+}

@@ -8,6 +8,7 @@
 
 mod auth;
 mod base64_bytes;
+mod channel;
 mod checks;
 mod dead_letter;
 mod definition;
@@ -21,6 +22,7 @@ mod publish;
 mod quarantine;
 mod readable;
 mod replay;
+mod source;
 mod subscription;
 mod topic;
 mod topic_records;
@@ -33,6 +35,7 @@ pub mod suggest;
 
 pub use auth::{AuthIn, AuthOut, Secret};
 pub use base64_bytes::Base64;
+pub use channel::{ChannelList, ChannelOut, ChannelState};
 pub use checks::read_time;
 pub use dead_letter::{
     DeadLetter, DeadLetterDetail, DeadLetterPage, DeadLetterStatus, FailureSummary, RetryAttempt, Trigger,
@@ -52,10 +55,11 @@ pub use quarantine::{
 };
 pub use readable::{readable, readable_event};
 pub use replay::{ReplayIn, ReplayOut, ReplayResult};
+pub use source::{SourceList, SourceMode, SourceOut, SourceState};
 pub use subscription::{MAX_TIMEOUT, NewSubscription, PayloadType, Protocol, Subscription, SubscriptionIn, Target};
 pub use topic::{GroupPosition, Reset, ResetIn, ResetOut, ResetTo, Topic, TopicList, TopicPartition};
 pub use topic_records::{BadReadFrom, ReadFrom, TopicCursor, TopicRecord, TopicRecords};
-pub use trace::{DeliveryState, EventTrace, OutboxState, OutboxStatus, TopicPosition, TracedDelivery};
+pub use trace::{DeliveryState, EarlierEvents, EventTrace, OutboxState, OutboxStatus, TopicPosition, TracedDelivery};
 
 /// The Protobuf schema of all messages on the bus.
 pub const EVENTS_PROTO: &str = include_str!("../proto/posthaste/v1/events.proto");

@@ -5,7 +5,7 @@ use uuid::Uuid;
 use crate::dead_letter::DeadLetter;
 use crate::domain::Domain;
 
-/// Where an event is, in all stages of the pipeline.
+/// Where an event is, in all stages of the pipeline. If its id was used more than once, this is the newest event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EventTrace {
@@ -18,6 +18,21 @@ pub struct EventTrace {
     /// Its deliveries, one for each matching subscription; null if the bus cannot be searched for an event.
     pub deliveries: Option<Vec<TracedDelivery>>,
     /// The deliveries that failed.
+    pub dead_letters: Vec<DeadLetter>,
+    /// What is left of earlier events with the same id, whose rows were purged; absent if there is nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub earlier: Option<EarlierEvents>,
+}
+
+/// What is left of earlier events with the same id. The fields are those of [`EventTrace`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EarlierEvents {
+    /// The topics to which they were published.
+    pub topics: Option<Vec<TopicPosition>>,
+    /// Their deliveries.
+    pub deliveries: Option<Vec<TracedDelivery>>,
+    /// Their deliveries that failed.
     pub dead_letters: Vec<DeadLetter>,
 }
 

@@ -3,8 +3,8 @@
 use chrono::DateTime;
 use posthaste_api::{
     BatchItem, BatchOut, DeadLetter, DeadLetterDetail, DeadLetterPage, DeadLetterStatus, DeliveryState, Domain,
-    EventTrace, FieldError, OutboxState, OutboxStatus, Problem, PublishOut, ReplayIn, ReplayOut, ReplayResult,
-    RetryAttempt, TopicPosition, TracedDelivery, Trigger, suggest,
+    EarlierEvents, EventTrace, FieldError, OutboxState, OutboxStatus, Problem, PublishOut, ReplayIn, ReplayOut,
+    ReplayResult, RetryAttempt, TopicPosition, TracedDelivery, Trigger, suggest,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -128,6 +128,7 @@ fn traces_of_events() {
             state: DeliveryState::Pending,
         }]),
         dead_letters: vec![letter()],
+        earlier: Some(EarlierEvents { topics: None, deliveries: None, dead_letters: vec![letter()] }),
     };
     let outbox = json!({
         "status": "PROCESSED", "exhausted": false, "attempts": 1, "nextAttemptAt": null, "lastError": null,
@@ -142,6 +143,7 @@ fn traces_of_events() {
         json!({
             "eventId": "evt-1", "outbox": outbox, "deliveries": [delivery], "deadLetters": [letter_json()],
             "topics": [{ "topic": "posthaste.outbox.organization", "partition": 3, "offset": 7 }],
+            "earlier": { "topics": null, "deliveries": null, "deadLetters": [letter_json()] },
         }),
     );
 }

@@ -6,6 +6,8 @@
 //! and calm, in which every event must be finished.
 
 mod checker;
+mod group;
+mod history;
 mod node;
 mod store;
 mod world;
@@ -22,6 +24,7 @@ use posthaste_testing::{MemoryDatabase, MemoryOutbox};
 use world::World;
 
 pub use checker::Violation;
+pub use group::{GroupSabotage, GroupSummary, simulate_group};
 
 /// A fault that breaks a promise on purpose, to show that the checker finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,8 +11,8 @@ use posthaste_backend_tests::{MemoryBus, MemorySink};
 use posthaste_core::bus::{Bus, Consumer, Fetched, MAX_RECORD, PublishError, Record, Topics, route};
 use posthaste_core::log::LogOptions;
 use posthaste_core::{
-    BusItem, BusSource, BusSourceOptions, DecodeError, Decoded, Failure, FaultKind, GivenUp, Load, Outcome, Relay,
-    RelayOptions, RetryPolicy, StoreError,
+    BusItem, BusSource, BusSourceOptions, DecodeError, Decoded, Disposition, Failure, FaultKind, GivenUp, Load,
+    Outcome, Relay, RelayOptions, RetryPolicy, Settled, Settlement, Source, StoreError,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -58,25 +58,7 @@ impl World {
     async fn start_with(values: &[&[u8]], sink: &Sink, refusals: usize, outages: Arc<AtomicUsize>) -> Self {
         let bus = MemoryBus::new(1, Duration::from_secs(30));
         publish(&bus, values).await;
-        let refusing = Arc::new(Refusing { bus: bus.clone(), refusals: AtomicUsize::new(refusals) });
-        let consumer = bus.subscribe("group", Topics::Named(vec!["in".to_owned()])).await.unwrap();
-        let options = BusSourceOptions {
-            decode: Box::new(move |record| {
-                let outages = outages.clone();
-                Box::pin(async move { decode(record, &outages) })
-            }),
-            dead_letter: Some(Box::new(|item: &BusItem<String>, given_up| {
-                let value = match item.value.starts_with("large") {
-                    true => vec![b'x'; MAX_RECORD + 1],
-                    false => describe(&item.value, given_up).into_bytes(),
-                };
-                let (topic, key, headers) = ("dead".into(), String::new(), Vec::new());
-                Box::pin(ready(Ok(Record { topic, route: 0, key, value: value.into(), headers })))
-            })),
-            defer_after: Duration::from_secs(2),
-            max_waiting: Load { items: 100, bytes: 1_000_000 },
-        };
-        let source = BusSource::new("group", refusing, consumer, Arc::new(bus.clone()), options);
+        let source = source(&bus, refusals, outages).await;
         let relay = RelayOptions {
             retry: RetryPolicy::Fixed { interval: Duration::from_millis(100), max_attempts: Some(3) },
             poll_interval: Duration::from_millis(500),
@@ -104,6 +86,29 @@ impl World {
         let next = self.bus.subscribe("group", Topics::Named(vec!["in".to_owned()])).await.unwrap();
         next.fetch(1_000).await.unwrap().len()
     }
+}
+
+/// A source of the group, whose dead-letter topic does not accept the first records.
+async fn source(bus: &MemoryBus, refusals: usize, outages: Arc<AtomicUsize>) -> BusSource<String> {
+    let refusing = Arc::new(Refusing { bus: bus.clone(), refusals: AtomicUsize::new(refusals) });
+    let consumer = bus.subscribe("group", Topics::Named(vec!["in".to_owned()])).await.unwrap();
+    let options = BusSourceOptions {
+        decode: Box::new(move |record| {
+            let outages = outages.clone();
+            Box::pin(async move { decode(record, &outages) })
+        }),
+        dead_letter: Some(Box::new(|item: &BusItem<String>, given_up| {
+            let value = match item.value.starts_with("large") {
+                true => vec![b'x'; MAX_RECORD + 1],
+                false => describe(&item.value, given_up).into_bytes(),
+            };
+            let (topic, key, headers) = ("dead".into(), String::new(), Vec::new());
+            Box::pin(ready(Ok(Record { topic, route: 0, key, value: value.into(), headers })))
+        })),
+        defer_after: Duration::from_secs(2),
+        max_waiting: Load { items: 100, bytes: 1_000_000 },
+    };
+    BusSource::new("group", refusing, consumer, Arc::new(bus.clone()), options)
 }
 
 fn decode(record: &Fetched, outages: &AtomicUsize) -> Result<Decoded<String>, DecodeError> {
@@ -299,4 +304,26 @@ async fn a_rebalance_without_a_crash_delivers_nothing_twice() {
     third.await.unwrap();
     assert_eq!(sink.delivered().len(), RECORDS, "each is delivered once");
     assert_eq!(sink.started().len(), RECORDS + 30, "only the failed attempts are repeated");
+}
+
+/// A process that was paused past its lease gives up on a record that another process has by now.
+#[tokio::test(start_paused = true)]
+async fn a_record_that_another_consumer_has_becomes_no_dead_letter() {
+    let lease = Duration::from_secs(30);
+    let bus = MemoryBus::new(1, lease);
+    publish(&bus, &[b"one", b"two"]).await;
+    let paused = source(&bus, 0, Arc::default()).await;
+    let claimed = paused.claim(10).await.unwrap().items;
+    assert_eq!(claimed.len(), 2);
+    let failure = Failure::permanent("gone", "the endpoint is gone");
+    let dead = Disposition::Dead(failure);
+    let settlement = |claimed| Settlement { claimed, disposition: &dead, took: Duration::ZERO };
+    assert_eq!(paused.settle(&[settlement(&claimed[0])]).await.unwrap(), [Settled::Applied]);
+    assert_eq!(bus.records("dead").len(), 1, "it has the lease");
+
+    tokio::time::advance(lease * 2).await;
+    let other = source(&bus, 0, Arc::default()).await;
+    assert_eq!(other.claim(10).await.unwrap().items.len(), 1);
+    assert_eq!(paused.settle(&[settlement(&claimed[1])]).await.unwrap(), [Settled::LostLease]);
+    assert_eq!(bus.records("dead").len(), 1, "the other process has the record");
 }

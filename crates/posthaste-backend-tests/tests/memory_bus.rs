@@ -33,6 +33,10 @@ impl BusHarness for Memory {
     async fn reset(&self, group: &str, topic: &str) {
         self.bus.reset(group, topic);
     }
+
+    fn max_completed_text(&self) -> usize {
+        posthaste_core::log::MAX_COMPLETED_TEXT
+    }
 }
 
 mod with_one_partition {

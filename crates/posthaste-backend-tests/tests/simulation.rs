@@ -2,7 +2,7 @@
 //! `POSTHASTE_SEED=17 cargo test -p posthaste-backend-tests --test simulation`. With `POSTHASTE_TRACE=1` and `--nocapture` it
 //! prints every step.
 
-use posthaste_backend_tests::simulation::{Sabotage, Summary, simulate};
+use posthaste_backend_tests::simulation::{GroupSabotage, GroupSummary, Sabotage, Summary, simulate, simulate_group};
 use posthaste_core::outbox::{DeadHead, Mode};
 
 /// The number of seeds in each mode; `POSTHASTE_SEEDS` overrides it.
@@ -55,7 +55,41 @@ fn every_seed_keeps_the_promises_in_order_where_dead_events_are_skipped() {
 }
 
 #[test]
+fn every_seed_keeps_the_promises_in_a_group_that_reads_a_bus() {
+    if let Ok(seed) = std::env::var("POSTHASTE_SEED") {
+        let summary = simulate_group(seed.parse().expect("POSTHASTE_SEED is a number"), GroupSabotage::None);
+        println!("{:?}", summary.unwrap_or_else(|violation| panic!("seed {seed}: {violation}")));
+        return;
+    }
+    let mut total = GroupSummary::default();
+    for seed in 0..SEEDS {
+        let summary = simulate_group(seed, GroupSabotage::None)
+            .unwrap_or_else(|violation| panic!("seed {seed}: {violation}\nto repeat it: POSTHASTE_SEED={seed}"));
+        total.records += summary.records;
+        total.deliveries += summary.deliveries;
+        total.duplicates += summary.duplicates;
+        total.crashes += summary.crashes;
+        total.released += summary.released;
+    }
+    println!("{SEEDS} seeds: {total:?}");
+    assert!(total.duplicates > 0 && total.crashes > 0 && total.released > 0, "nothing happened: {total:?}");
+}
+
+#[test]
+fn the_checker_finds_lost_and_repeated_records_of_a_group() {
+    let caught = |sabotage, words: &str| {
+        let is_caught =
+            |seed| simulate_group(seed, sabotage).is_err_and(|violation| violation.to_string().contains(words));
+        (0..40).filter(|seed| is_caught(*seed)).count()
+    };
+    assert!(caught(GroupSabotage::LoseOne, "is lost") >= 30);
+    assert!(caught(GroupSabotage::GiveUpInFlight, "and again by") >= 10);
+}
+
+#[test]
 fn a_seed_reproduces_its_run() {
+    let run = || simulate_group(42, GroupSabotage::None).unwrap_or_else(|violation| panic!("{violation}"));
+    assert_eq!(run(), run());
     for mode in MODES {
         let run = || simulate(42, mode, Sabotage::None).unwrap_or_else(|violation| panic!("{mode:?}: {violation}"));
         assert_eq!(run(), run(), "{mode:?}");

@@ -2,8 +2,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
+use posthaste_hub::{Role, Roles};
 
 use crate::bench::BenchOptions;
+use crate::channels::ChannelsCommand;
 use crate::check::CheckFlags;
 use crate::client::Client;
 use crate::config::{Config, ConfigError, Layers};
@@ -11,9 +13,11 @@ use crate::definitions::DefinitionsCommand;
 use crate::demo::DemoOptions;
 use crate::dlt::DltCommand;
 use crate::exit::UsageError;
+use crate::migrate::MigrateOptions;
 use crate::output::Output;
 use crate::publish::PublishOptions;
 use crate::quarantine::QuarantineCommand;
+use crate::sources::SourcesCommand;
 use crate::subscriptions::SubscriptionsCommand;
 use crate::topics::TopicsCommand;
 
@@ -49,7 +53,7 @@ pub struct Shared {
 #[derive(Subcommand)]
 pub enum Command {
     /// Run the server
-    Serve(ServerFlags),
+    Serve(ServeFlags),
     /// Show the whole pipeline at work on a throwaway database, in one terminal
     Demo(DemoOptions),
     /// Publish events from flags, a JSON file or stdin
@@ -66,9 +70,17 @@ pub enum Command {
     /// Quarantine: records that could not be read
     #[command(subcommand)]
     Quarantine(QuarantineCommand),
+    /// Channels: the event types, and where their events are published
+    #[command(subcommand)]
+    Channels(ChannelsCommand),
+    /// Sources: outbox tables in the databases of services
+    #[command(subcommand)]
+    Sources(SourcesCommand),
     /// Topics of the bus: their partitions, their records, and how far each group has read
     #[command(subcommand)]
     Topics(TopicsCommand),
+    /// The database schema: bring it up to date, go back, print it as SQL, compare it
+    Migrate(MigrateOptions),
     /// Find problems in the configuration and the database, and say how to fix them
     Check(CheckFlags),
     /// Print the commented default configuration
@@ -79,14 +91,39 @@ pub enum Command {
     Completions { shell: clap_complete::Shell },
 }
 
+#[derive(clap::Args)]
+pub struct ServeFlags {
+    #[command(flatten)]
+    pub server: ServerFlags,
+    /// What this server does, of ingest, channels, processor, delivery, dlt and api [default: everything]
+    #[arg(long, value_name = "ROLE,…", value_delimiter = ',')]
+    roles: Vec<Role>,
+}
+
+impl ServeFlags {
+    pub fn roles(&self) -> Roles {
+        match self.roles.is_empty() {
+            true => Roles::default(),
+            false => Roles::of(self.roles.iter().copied()),
+        }
+    }
+}
+
 /// Flags for keys of the configuration that are often set by hand.
 #[derive(clap::Args)]
 pub struct ServerFlags {
     /// Address to listen on; with port 0, the system chooses a free port [http.listen]
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
-    /// Database to use, sqlite://FILE [database.url]
-    #[arg(long, value_name = "URL")]
+    #[command(flatten)]
+    database: DatabaseFlag,
+}
+
+/// The flag that names the database.
+#[derive(clap::Args)]
+pub struct DatabaseFlag {
+    /// Database to use, sqlite://FILE or postgres://USER@HOST/DATABASE [database.url]
+    #[arg(long, global = true, value_name = "URL")]
     database: Option<String>,
 }
 
@@ -124,6 +161,12 @@ impl ServerFlags {
         if let Some(listen) = &self.listen {
             layers.add_flag("--listen", "http.listen", &listen.to_string());
         }
+        self.database.add_to(layers);
+    }
+}
+
+impl DatabaseFlag {
+    pub fn add_to(&self, layers: &mut Layers) {
         if let Some(url) = &self.database {
             layers.add_flag("--database", "database.url", url);
         }

@@ -6,6 +6,7 @@ mod engine;
 mod idle;
 mod isolation;
 mod server;
+mod sources;
 mod subscriber;
 
 use anyhow::Context;
@@ -15,7 +16,7 @@ use crate::output::{self, Table};
 
 #[derive(clap::Args)]
 pub struct BenchOptions {
-    /// What to measure [default: everything but isolation]
+    /// What to measure [default: everything but isolation and sources]
     #[arg(value_enum)]
     name: Option<Name>,
     /// Do a tenth of the work, for a rough result
@@ -38,6 +39,8 @@ enum Name {
     Idle,
     /// How bad endpoints affect the healthy ones
     Isolation,
+    /// From the outbox tables of 1, 10 and 100 services to the bus
+    Sources,
 }
 
 /// One measured value.
@@ -118,6 +121,9 @@ pub async fn run(options: BenchOptions) -> anyhow::Result<()> {
     }
     if selected(Name::Embedded) {
         figures.extend(measure("embedded", embedded::run(options.quick)).await?);
+    }
+    if options.name == Some(Name::Sources) {
+        figures.extend(measure("sources", sources::run(options.quick)).await?);
     }
     // Only by its name: it takes minutes.
     if options.name == Some(Name::Isolation) {

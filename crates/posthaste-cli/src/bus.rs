@@ -1,9 +1,14 @@
 //! The bus of a configuration. Only this module names Kafka.
 
-use posthaste_hub::ExternalBus;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use posthaste_core::bus::Bus;
+use posthaste_hub::{ChannelBus, ChannelSettings, ExternalBus};
 
 use crate::config::Config;
 use crate::embedded::StartError;
+use crate::registry;
 
 /// The address of the bus that is built into the database.
 const BUILT_IN: &str = "builtin";
@@ -28,11 +33,48 @@ pub fn refusal(url: &str) -> Option<String> {
     wrong.map(|broker| format!("names the broker {broker:?}: write HOST:PORT, for example kafka://broker:9092"))
 }
 
+/// The reason why a channel cannot have this bus of its own, if there is one.
+pub fn refusal_of_channel(url: &str) -> Option<String> {
+    match url {
+        BUILT_IN => Some("is the bus of the database: leave it out, or write kafka://HOST:PORT".to_owned()),
+        url => refusal(url),
+    }
+}
+
+/// The buses of the channels that have their own, by event type. Does not contact them.
+pub fn of_channels(config: &Config) -> Result<HashMap<String, ChannelBus>, StartError> {
+    let mut buses = HashMap::new();
+    for channel in config.channels.iter().filter(|channel| channel.has_own_bus()) {
+        let (bus, registry) = (of_channel(config, channel)?, registry::of_channel(channel)?);
+        buses.insert(channel.event_type.clone(), ChannelBus { bus, registry });
+    }
+    Ok(buses)
+}
+
+/// The bus of a channel that has its own. A producer has one setting for acks, so a channel with other acks has a producer
+/// of its own.
+#[cfg(feature = "kafka")]
+fn of_channel(config: &Config, channel: &ChannelSettings) -> Result<Option<Arc<dyn Bus>>, StartError> {
+    if channel.acks.is_none() && channel.bus_url.is_none() {
+        return Ok(None);
+    }
+    let mut bus = config.bus.clone();
+    bus.acks = channel.acks.unwrap_or(bus.acks);
+    if let Some(url) = &channel.bus_url {
+        (bus.url, bus.kafka) = (url.clone(), channel.kafka.clone());
+    }
+    let opened = kafka::open(&Config { bus, ..config.clone() })?;
+    Ok(opened.map(|bus| Arc::new(bus) as Arc<dyn Bus>))
+}
+
+#[cfg(not(feature = "kafka"))]
+fn of_channel(_: &Config, _: &ChannelSettings) -> Result<Option<Arc<dyn Bus>>, StartError> {
+    Ok(None)
+}
+
 /// Opens the bus, if it is not the one that is built into the database. Does not contact it.
 #[cfg(feature = "kafka")]
 pub fn open(config: &Config) -> Result<Option<ExternalBus>, StartError> {
-    use std::sync::Arc;
-
     let Some(bus) = kafka::open(config)? else { return Ok(None) };
     Ok(Some(ExternalBus { bus: Arc::new(bus.clone()), inspector: Arc::new(bus) }))
 }
@@ -76,6 +118,7 @@ mod kafka {
         let options = KafkaOptions {
             brokers: brokers.split(',').map(str::to_owned).collect(),
             topic_prefix: bus.topic_prefix.clone(),
+            other_topics: config.channels.iter().filter_map(|channel| channel.topic.clone()).collect(),
             partitions: bus.partitions,
             replication: bus.replication,
             acks: match bus.acks {

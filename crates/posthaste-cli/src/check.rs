@@ -2,7 +2,7 @@ use std::io;
 use std::net::TcpListener;
 use std::path::Path;
 
-use posthaste_core::hub_store::Schema;
+use posthaste_core::hub_store::{Fit, OpenError, Schema};
 use posthaste_hub::{Sealer, SecretError};
 use serde::Serialize;
 
@@ -14,6 +14,7 @@ use crate::embedded::StartError;
 use crate::exit::Exit;
 use crate::output::Table;
 use crate::registry;
+use crate::sources;
 
 #[derive(clap::Args)]
 pub struct CheckFlags {
@@ -23,7 +24,7 @@ pub struct CheckFlags {
 
 /// The error of a check that found problems. The problems themselves are printed before.
 #[derive(Debug, thiserror::Error)]
-#[error("{wrong} of {total} checks failed: `posthaste serve` would not start")]
+#[error("{wrong} of {total} checks failed")]
 pub struct ChecksFailed {
     wrong: usize,
     total: usize,
@@ -33,7 +34,7 @@ pub struct ChecksFailed {
 /// The result of one check.
 #[derive(Serialize)]
 struct Finding {
-    part: &'static str,
+    part: String,
     ok: bool,
     found: String,
     #[serde(skip)]
@@ -48,19 +49,28 @@ pub async fn run(shared: &Shared, flags: &CheckFlags) -> anyhow::Result<()> {
     let config = layers.config()?;
 
     let lock = database::lock_of_running_server(&config.database.url);
-    let findings = vec![
+    let mut findings = vec![
         finding("configuration", Ok(file.unwrap_or_else(|| "defaults and environment; no file".to_owned()))),
         finding("database", schema(&config).await),
         finding("bus", bus::check(&config).await),
         finding("registry", registry::check(&config.registry).await),
-        finding("server", server(lock.as_deref())),
+        finding("server", server(&config, lock.as_deref())),
         finding("key file", key_file(&config).await),
         finding("address", address(&config, lock.is_some())),
     ];
+    match sources::parts(&config) {
+        Ok(parts) => {
+            for part in &parts {
+                let found = sources::check_one(&config, part).await;
+                findings.push(source_finding(&part.settings.name, found));
+            }
+        }
+        Err(error) => findings.push(finding("sources", Err(error))),
+    }
     shared.output.print(&findings, |findings| {
         let mut table = Table::new(["", "CHECK", "FOUND"]);
         for Finding { part, ok, found, .. } in findings {
-            table.row([if *ok { "ok" } else { "wrong" }.to_owned(), (*part).to_owned(), found.clone()]);
+            table.row([if *ok { "ok" } else { "wrong" }.to_owned(), part.clone(), found.clone()]);
         }
         table
     })?;
@@ -71,7 +81,14 @@ pub async fn run(shared: &Shared, flags: &CheckFlags) -> anyhow::Result<()> {
     }
 }
 
-fn finding(part: &'static str, found: Result<String, StartError>) -> Finding {
+/// A source that cannot be read stops no other, and the server starts.
+fn source_finding(name: &str, found: Result<String, String>) -> Finding {
+    let (ok, exit) = (found.is_ok(), found.is_err().then_some(Exit::Unreachable));
+    Finding { part: format!("source {name}"), ok, found: found.unwrap_or_else(|error| error), exit }
+}
+
+fn finding(part: &str, found: Result<String, StartError>) -> Finding {
+    let part = part.to_owned();
     match found {
         Ok(found) => Finding { part, ok: true, found, exit: None },
         Err(error) => {
@@ -84,24 +101,31 @@ fn finding(part: &'static str, found: Result<String, StartError>) -> Finding {
 async fn schema(config: &Config) -> Result<String, StartError> {
     let url = &config.database.url;
     let name = database::name(url);
-    let Some(database) = database::open_existing(url).await? else {
+    let Some(database) = database::open_existing(&config.database).await? else {
         database::check_place(url)?;
         return Ok(format!("{name} does not exist yet; `posthaste serve` creates it"));
     };
-    let schema = database.schema().await.map_err(posthaste_hub::StartError::Store);
+    let schema = database.migrations().schema().await.map_err(posthaste_hub::StartError::Store);
     database.close().await;
-    let schema = schema?;
-    database::check_schema(schema)?;
-    let Schema { found, known } = schema;
-    Ok(match found {
-        Some(found) if found < known => format!("{name} has schema {found}; `posthaste serve` migrates it to {known}"),
-        Some(found) => format!("{name} has schema {found}, the newest"),
-        None => format!("{name} has no schema yet; `posthaste serve` creates it"),
+    let Schema { found, known, fit } = schema?;
+    Ok(match (fit, found) {
+        (Fit::TooNew, found) => return Err(OpenError::NewerSchema { found: found.unwrap_or(0), known }.into()),
+        (Fit::Behind, None) => {
+            format!("{name} has no schema yet; `posthaste serve` or `posthaste migrate up` creates it")
+        }
+        (Fit::Behind, Some(found)) => {
+            format!("{name} has schema {found}; `posthaste serve` or `posthaste migrate up` migrates it to {known}")
+        }
+        (Fit::Works, Some(found)) if found > known => {
+            format!("{name} has schema {found}, newer than {known} and compatible with it")
+        }
+        (Fit::Works, _) => format!("{name} has schema {known}, the newest"),
     })
 }
 
-fn server(lock: Option<&Path>) -> Result<String, StartError> {
+fn server(config: &Config, lock: Option<&Path>) -> Result<String, StartError> {
     Ok(match lock {
+        None if database::is_shared(&config.database.url) => "any number may run on this database".to_owned(),
         Some(lock) => format!("one is running on this database (lock file {})", lock.display()),
         None => "none is running on this database".to_owned(),
     })
@@ -116,15 +140,18 @@ async fn key_file(config: &Config) -> Result<String, StartError> {
     if has_sealed_credentials(config).await? {
         return Err(SecretError::Missing(path).into());
     }
+    if database::is_shared(&config.database.url) {
+        return Err(SecretError::Unshared(path).into());
+    }
     Ok(format!("{} does not exist yet; `posthaste serve` creates it", path.display()))
 }
 
 async fn has_sealed_credentials(config: &Config) -> Result<bool, StartError> {
-    let Some(database) = database::open_existing(&config.database.url).await? else { return Ok(false) };
+    let Some(database) = database::open_existing(&config.database).await? else { return Ok(false) };
     let found = async {
-        let Schema { found, known } = database.schema().await?;
-        // The query works only on the schema of this version.
-        Ok(found == Some(known) && database.registry().has_sealed_credentials().await?)
+        // The query works only on a schema that this version works with.
+        let works = database.migrations().schema().await?.fit == Fit::Works;
+        Ok(works && database.registry().has_sealed_credentials().await?)
     };
     let found = found.await.map_err(posthaste_hub::StartError::Store);
     database.close().await;

@@ -8,9 +8,9 @@ use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use posthaste_api::{
-    BatchOut, DeadLetterDetail, DeadLetterPage, Definition, DefinitionIn, EventIn, Problem, PublishOut,
-    QuarantineDiscardIn, QuarantinePage, QuarantineReplayIn, QuarantineResults, QuarantinedDetail, ReplayIn, ReplayOut,
-    ResetIn, ResetOut, Subscription, SubscriptionIn, TopicList, TopicRecords,
+    BatchOut, ChannelList, ChannelOut, DeadLetterDetail, DeadLetterPage, Definition, DefinitionIn, EventIn, Problem,
+    PublishOut, QuarantineDiscardIn, QuarantinePage, QuarantineReplayIn, QuarantineResults, QuarantinedDetail,
+    ReplayIn, ReplayOut, ResetIn, ResetOut, SourceList, Subscription, SubscriptionIn, TopicList, TopicRecords,
 };
 use posthaste_hub::Created;
 use serde::de::DeserializeOwned;
@@ -193,6 +193,19 @@ impl Client {
         let timeout = RESPONSE_TIMEOUT + wait.unwrap_or_default();
         let request = self.request(Method::POST, "api/replay", &query, None, json(replay)?)?;
         self.read(self.exchange(request, timeout).await?)
+    }
+
+    pub async fn channels(&self) -> Result<ChannelList, ClientError> {
+        self.send(Method::GET, "api/channels", &[], None).await
+    }
+
+    pub async fn pause_channel(&self, event_type: &str, is_paused: bool) -> Result<ChannelOut, ClientError> {
+        let action = if is_paused { "pause" } else { "resume" };
+        self.send(Method::POST, &format!("api/channels/{}/{action}", segment(event_type)), &[], None).await
+    }
+
+    pub async fn sources(&self) -> Result<SourceList, ClientError> {
+        self.send(Method::GET, "api/sources", &[], None).await
     }
 
     pub async fn topics(&self) -> Result<TopicList, ClientError> {

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use posthaste_api::duration_text;
 use posthaste_hub::{
-    BusSettings, ChannelSettings, DeliverySettings, DltSettings, OutboxSettings, RetentionSettings, RoutingSettings,
-    Settings, Violation,
+    BusSettings, ChannelSettings, DeliverySettings, DltSettings, IngestSettings, OutboxSettings, RetentionSettings,
+    RoutingSettings, Settings, SourceSettings, Violation,
 };
 use posthaste_server::ClientLimits;
 use serde::{Deserialize, Serialize};
@@ -32,7 +32,9 @@ pub struct Config {
     pub database: Database,
     pub bus: BusSettings,
     pub registry: Registry,
+    pub ingest: IngestSettings,
     pub channels: Vec<ChannelSettings>,
+    pub sources: Vec<SourceSettings>,
     pub outbox: OutboxSettings,
     pub routing: RoutingSettings,
     pub delivery: DeliverySettings,
@@ -55,10 +57,18 @@ pub struct Http {
     pub max_connections: usize,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Database {
     pub url: String,
+    pub max_connections: u32,
+}
+
+/// The URL may contain a password.
+impl fmt::Debug for Database {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Database").field("max_connections", &self.max_connections).finish_non_exhaustive()
+    }
 }
 
 /// The Schema Registry.
@@ -99,8 +109,9 @@ pub struct Client {
 impl Config {
     /// The file with the key that seals the credentials of subscribers.
     pub fn key_file(&self) -> PathBuf {
+        let default = || database::default_key_file(&self.database.url).unwrap_or_default();
         match self.secrets.key_file.as_os_str().is_empty() {
-            true => database::default_key_file(&self.database.url),
+            true => default(),
             false => self.secrets.key_file.clone(),
         }
     }
@@ -136,7 +147,13 @@ impl Config {
         refuse("http.max_connections", http.max_connections == 0, "is 0: no client could connect");
         if let Some(why) = database::refusal(&database.url) {
             refuse("database.url", true, &why);
+        } else if self.key_file().as_os_str().is_empty() {
+            let why = "is empty, and this database has no file beside which the key could be: write the path of a file that \
+                       every server on the database has";
+            refuse("secrets.key_file", true, why);
         }
+        let few = database.max_connections < database::MIN_CONNECTIONS;
+        refuse("database.max_connections", few, &format!("is less than {}", database::MIN_CONNECTIONS));
         if let Err(error) = EnvFilter::try_new(&telemetry.log) {
             refuse("telemetry.log", true, &format!("is not a log filter, such as \"info\": {error}"));
         }
@@ -144,12 +161,24 @@ impl Config {
             found.push(("bus.url", why));
         }
         found.extend(bus.violations());
-        if let Some(why) = crate::registry::refusal(&self.registry) {
+        if let Some(why) = crate::registry::refusal(&self.registry.url) {
             found.push(("registry.url", why));
         }
+        found.extend(ChannelSettings::violations(&self.channels, bus));
+        for channel in &self.channels {
+            let event_type = &channel.event_type;
+            if let Some(why) = channel.bus_url.as_deref().and_then(crate::bus::refusal_of_channel) {
+                found.push(("channels", format!("has a channel {event_type:?} whose bus_url {why}")));
+            }
+            if let Some(why) = channel.registry_url.as_deref().and_then(crate::registry::refusal_of_channel) {
+                found.push(("channels", format!("has a channel {event_type:?} whose registry_url {why}")));
+            }
+        }
+        found.extend(SourceSettings::violations(&self.sources));
         found.extend(outbox.violations());
         found.extend(delivery.violations());
         found.extend(dlt.violations());
+        found.extend(self.retention.violations(&self.ingest));
         found
     }
 }
@@ -169,7 +198,8 @@ impl Default for Http {
 
 impl Default for Database {
     fn default() -> Self {
-        Self { url: "sqlite://posthaste.db".to_owned() }
+        // Three servers fit into the 100 connections that PostgreSQL allows by default.
+        Self { url: "sqlite://posthaste.db".to_owned(), max_connections: 30 }
     }
 }
 

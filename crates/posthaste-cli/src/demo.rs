@@ -96,10 +96,10 @@ fn throwaway(folder: &std::path::Path) -> Config {
 }
 
 async fn start_server(mut config: Config) -> Result<EmbeddedServer, StartError> {
-    match EmbeddedServer::start(&config).await {
+    match EmbeddedServer::start(&config, posthaste_hub::Roles::default()).await {
         Err(StartError::AddressInUse { .. }) => {
             config.http.listen.set_port(0);
-            EmbeddedServer::start(&config).await
+            EmbeddedServer::start(&config, posthaste_hub::Roles::default()).await
         }
         started => started,
     }

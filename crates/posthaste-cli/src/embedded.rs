@@ -1,15 +1,15 @@
 use std::io;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use metrics_exporter_prometheus::BuildError;
+use posthaste_core::FaultKind;
+#[cfg(feature = "kafka")]
+use posthaste_core::StoreError;
 use posthaste_core::hub_store::{OpenError, Registry};
 use posthaste_core::outbox;
-#[cfg(feature = "kafka")]
-use posthaste_core::{FaultKind, StoreError};
-use posthaste_hub::{Hub, Parts, Sealer, SecretError};
+use posthaste_hub::{Hub, Parts, Roles, Sealer, SecretError};
 use posthaste_schema::RegistryError;
 use posthaste_webhook::{Client, ClientOptions};
 use tokio::net::TcpListener;
@@ -21,6 +21,7 @@ use crate::config::Config;
 use crate::database;
 use crate::exit::Exit;
 use crate::registry;
+use crate::sources;
 use crate::telemetry;
 
 /// How often the metrics recorder drains its histograms, so that they do not grow between two scrapes.
@@ -62,6 +63,8 @@ pub enum StartError {
     #[cfg(feature = "kafka")]
     #[error("the bus cannot be used: {}", .0.chain())]
     Bus(StoreError),
+    #[error("{}", .0.join("\n"))]
+    Sources(Vec<String>),
     #[error("the schema registry cannot be used with this configuration: {0}")]
     RegistrySetting(String),
     #[error(transparent)]
@@ -75,7 +78,7 @@ impl StartError {
         match self {
             Self::AddressInUse { .. } | Self::Listen { .. } | Self::Metrics(_) => Exit::Failed,
             Self::Secrets(SecretError::KeyFile { .. }) => Exit::Unreachable,
-            Self::Secrets(_) | Self::RegistrySetting(_) => Exit::Usage,
+            Self::Secrets(_) | Self::RegistrySetting(_) | Self::Sources(_) => Exit::Usage,
             Self::Registry(_) => Exit::Unreachable,
             #[cfg(feature = "kafka")]
             Self::BusSetting(_) => Exit::Usage,
@@ -85,6 +88,12 @@ impl StartError {
                 _ => Exit::Unreachable,
             },
             Self::Database(error) | Self::Hub(posthaste_hub::StartError::Open(error)) => match error {
+                // The database answers, and says no: for example, this user may not read a table.
+                OpenError::Store(error) | OpenError::Outbox(outbox::OpenError::Store(error))
+                    if error.kind() == FaultKind::Permanent =>
+                {
+                    Exit::Failed
+                }
                 OpenError::Outbox(outbox::OpenError::Store(_)) => Exit::Unreachable,
                 // The database can be reached, but this program cannot use it.
                 OpenError::InUse { .. }
@@ -101,19 +110,22 @@ impl StartError {
 impl EmbeddedServer {
     /// Returns when the server accepts requests. Opens the address and the database, which other programs may use,
     /// before it delivers any event.
-    pub async fn start(config: &Config) -> Result<Self, StartError> {
+    pub async fn start(config: &Config, roles: Roles) -> Result<Self, StartError> {
         let metrics = telemetry::metrics()?;
         let listener = listen(config.http.listen).await?;
         let address =
             listener.local_addr().map_err(|source| StartError::Listen { address: config.http.listen, source })?;
         let bus = bus::open(config)?;
         let registry = registry::open(&config.registry)?;
-        let database = database::open(&config.database.url).await?;
+        let channel_buses = bus::of_channels(config)?;
+        let sources = sources::parts(config)?;
+        let database = database::open(&config.database).await?;
         database.migrate().await?;
-        let sealer = open_sealer(&config.key_file(), &*database.registry()).await?;
+        let sealer = open_sealer(config, &*database.registry()).await?;
         let client = Client::new(ClientOptions::default());
-        let parts = Parts { database, bus, registry, client, sealer, settings: config.settings() };
-        let hub = Arc::new(Hub::start(parts).await?);
+        let settings = config.settings();
+        let parts = Parts { database, bus, registry, channel_buses, sources, client, sealer, settings, roles };
+        let hub = Hub::start(parts).await?;
         let stop = CancellationToken::new();
         let limits = config.client_limits();
         let serving = posthaste_server::serve(listener, hub.clone(), metrics.clone(), limits, stop.clone());
@@ -151,14 +163,17 @@ impl EmbeddedServer {
     }
 }
 
-/// The key of the installation. Creates a new key only if no credentials are sealed with an old one.
-async fn open_sealer(path: &Path, registry: &dyn Registry) -> Result<Sealer, StartError> {
-    match Sealer::read(path) {
+/// The key of the installation. Creates a new key only if no credentials are sealed with an old one, and no other server
+/// may need the same key.
+async fn open_sealer(config: &Config, registry: &dyn Registry) -> Result<Sealer, StartError> {
+    let path = config.key_file();
+    match Sealer::read(&path) {
         Err(SecretError::Missing(_)) => {
             let sealed = registry.has_sealed_credentials().await;
             match sealed.map_err(posthaste_hub::StartError::Store)? {
-                true => Err(SecretError::Missing(path.to_owned()).into()),
-                false => Ok(Sealer::open(path)?),
+                true => Err(SecretError::Missing(path).into()),
+                false if database::is_shared(&config.database.url) => Err(SecretError::Unshared(path).into()),
+                false => Ok(Sealer::open(&path)?),
             }
         }
         read => Ok(read?),

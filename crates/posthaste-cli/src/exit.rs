@@ -3,6 +3,7 @@ use crate::client::ClientError;
 use crate::config::ConfigError;
 use crate::embedded::StartError;
 use crate::output::PrintError;
+use crate::sources::SourcesUnreadable;
 
 /// The exit code of a process that fails. The numbers are documented, because scripts rely on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,8 @@ pub fn exit_of(error: &anyhow::Error) -> Option<Exit> {
     for cause in error.chain() {
         if cause.is::<ConfigError>() || cause.is::<UsageError>() {
             return Some(Exit::Usage);
+        } else if cause.is::<SourcesUnreadable>() {
+            return Some(Exit::Unreachable);
         } else if cause.is::<NotFound>() {
             return Some(Exit::NotFound);
         } else if let Some(error) = cause.downcast_ref::<ClientError>() {

@@ -6,6 +6,7 @@
 mod args;
 mod bench;
 mod bus;
+mod channels;
 mod check;
 mod client;
 mod config;
@@ -15,12 +16,14 @@ mod demo;
 mod dlt;
 mod embedded;
 mod exit;
+mod migrate;
 mod output;
 mod publish;
 mod quarantine;
 mod registry;
 mod secret_text;
 mod serve;
+mod sources;
 mod subscriptions;
 mod tail;
 mod telemetry;
@@ -59,8 +62,9 @@ fn main() -> ExitCode {
 async fn run(args: Args) -> anyhow::Result<()> {
     let shared = &args.shared;
     match args.command {
-        Command::Serve(flags) => serve::run(&shared.server_config(&flags)?).await,
+        Command::Serve(flags) => serve::run(&shared.server_config(&flags.server)?, flags.roles()).await,
         Command::Demo(options) => demo::run(&options).await,
+        Command::Migrate(options) => migrate::run(options, shared).await,
         Command::Check(flags) => check::run(shared, &flags).await,
         Command::Bench(options) => bench::run(options).await,
         Command::Config => output::print(config::DEFAULT_CONFIG),
@@ -69,6 +73,8 @@ async fn run(args: Args) -> anyhow::Result<()> {
         Command::Subscriptions(command) => subscriptions::run(command, &shared.client()?, shared.output).await,
         Command::Dlt(command) => dlt::run(command, &shared.client()?, shared.output).await,
         Command::Quarantine(command) => quarantine::run(command, &shared.client()?, shared.output).await,
+        Command::Channels(command) => channels::run(command, &shared.client()?, shared.output).await,
+        Command::Sources(command) => sources::run(command, shared).await,
         Command::Topics(command) => topics::run(command, &shared.client()?, shared.output).await,
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use posthaste_hub::{ChannelSettings, RegistryAuth};
 use posthaste_schema::{ClientOptions, Credentials, OptionsError, RegistryClient, SchemaRegistry};
 
 use crate::config::Registry;
@@ -12,12 +13,24 @@ use crate::secret_text;
 const BUILT_IN: &str = "builtin";
 
 /// The reason why a server cannot use this registry, if there is one.
-pub fn refusal(registry: &Registry) -> Option<String> {
-    match ClientOptions::new(&registry.url) {
-        _ if registry.url == BUILT_IN => None,
+pub fn refusal(url: &str) -> Option<String> {
+    match ClientOptions::new(url) {
+        _ if url == BUILT_IN => None,
         Ok(_) => None,
         Err(error) => Some(format!("is not \"builtin\" and cannot be used: {error}")),
     }
+}
+
+/// The reason why a channel cannot have this registry of its own, if there is one.
+pub fn refusal_of_channel(url: &str) -> Option<String> {
+    ClientOptions::new(url).err().map(|error| format!("cannot be used: {error}"))
+}
+
+/// The registry of a channel that has its own.
+pub fn of_channel(channel: &ChannelSettings) -> Result<Option<Arc<dyn SchemaRegistry>>, StartError> {
+    let Some(url) = channel.registry_url.clone() else { return Ok(None) };
+    let RegistryAuth { username, password, token } = channel.registry_auth.clone();
+    open(&Registry { url, username, password, token })
 }
 
 /// Opens the registry, if it is not the built-in one. Does not contact it.

@@ -1,4 +1,5 @@
 use anyhow::Context;
+use posthaste_hub::Roles;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::config::Config;
@@ -9,14 +10,17 @@ use crate::output::say;
 use crate::telemetry;
 
 /// Runs the server until a signal stops it.
-pub async fn run(config: &Config) -> anyhow::Result<()> {
+pub async fn run(config: &Config, roles: Roles) -> anyhow::Result<()> {
     telemetry::start_logging(&config.telemetry.log)?;
     let mut signals = StopSignals::listen()?;
-    let mut server = EmbeddedServer::start(config).await?;
+    let mut server = EmbeddedServer::start(config, roles.clone()).await?;
     let url = server.url();
     say(format_args!("  API       {url}/api"));
     say(format_args!("  Health    {url}/readyz"));
     say(format_args!("  Metrics   {url}/metrics"));
+    if roles != Roles::default() {
+        say(format_args!("  Roles     {roles}"));
+    }
     say(format_args!("  Database  {}", database::name(&config.database.url)));
     let ended = tokio::select! {
         () = signals.next() => Ok(()),

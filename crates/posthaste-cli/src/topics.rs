@@ -50,9 +50,14 @@ pub async fn run(command: TopicsCommand, client: &Client, output: Output) -> any
         TopicsCommand::Lag { group, topic } => {
             let mut topics = client.topics().await?;
             let is_wanted = |wanted: &Option<String>, name: &str| wanted.as_deref().is_none_or(|wanted| wanted == name);
+            // On Kafka the id of a group begins with a prefix.
+            let is_id = |name: &str| group.as_ref().is_some_and(|group| group.ends_with(&format!(".{name}")));
             topics.items.retain(|item| is_wanted(&topic, &item.topic));
             for partition in topics.items.iter_mut().flat_map(|item| &mut item.partitions) {
-                partition.groups.retain(|position| is_wanted(&group, &position.group));
+                partition.groups.retain(|position| is_wanted(&group, &position.group) || is_id(&position.group));
+            }
+            if (group.is_some() || topic.is_some()) && positions(&topics).next().is_none() {
+                anyhow::bail!("no such group reads such a topic: `posthaste topics lag` shows all of them");
             }
             output.print(&topics, lag)?;
             if positions(&topics).any(|(.., position)| position.position_lost) {

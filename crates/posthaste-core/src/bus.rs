@@ -15,6 +15,9 @@ pub use assignment::{Advance, AssignedPartition, Assignment};
 /// The size of the largest record that a bus must accept: a payload of the maximum size, with its envelope.
 pub const MAX_RECORD: usize = 2 * 1024 * 1024;
 
+/// The code of the failure of an item that the bus did not accept.
+pub const BUS_FAILURE: &str = "bus";
+
 /// A record to append to a topic.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
@@ -50,11 +53,15 @@ impl Record {
 ///
 /// FNV-1a, because the choice of a partition outlives the process and the release that made it.
 pub fn route(parts: &[&str]) -> u64 {
+    hash(parts.iter().map(|part| part.as_bytes()))
+}
+
+fn hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for part in parts {
         // The separator keeps ("a", "bc") and ("ab", "c") apart.
-        for byte in part.bytes().chain([0xff]) {
-            hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+        for byte in part.iter().chain(&[0xff]) {
+            hash = (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         }
     }
     hash
@@ -93,6 +100,12 @@ impl Fetched {
     pub fn size(&self) -> usize {
         size(&self.key, &self.value, &self.headers)
     }
+
+    /// A hash of key and value. It tells two records apart that had the same position: a topic that is deleted and
+    /// created again begins with offset 0.
+    pub fn fingerprint(&self) -> u64 {
+        hash([self.key.as_bytes(), &self.value])
+    }
 }
 
 fn size(key: &str, value: &[u8], headers: &[(String, String)]) -> usize {
@@ -121,7 +134,7 @@ impl PublishError {
         match self {
             Self::Refused { .. } => Failure::permanent("bus_refused", self.to_string()),
             Self::Unavailable(error) => {
-                Failure::outage("bus", "the bus did not accept the record").cause(error.chain())
+                Failure::outage(BUS_FAILURE, "the bus did not accept the record").cause(error.chain())
             }
         }
     }
@@ -134,6 +147,36 @@ pub enum Topics {
     Named(Vec<String>),
     /// Every topic whose name starts with this, including topics that are created later.
     Prefix(String),
+    /// Both: every topic whose name starts with the text, and the topics with the names.
+    PrefixAndNamed(String, Vec<String>),
+}
+
+impl Topics {
+    /// True if this is one of them.
+    pub fn contains(&self, topic: &str) -> bool {
+        let is_named = |names: &[String]| names.iter().any(|name| name == topic);
+        match self {
+            Self::Named(names) => is_named(names),
+            Self::Prefix(prefix) => topic.starts_with(prefix.as_str()),
+            Self::PrefixAndNamed(prefix, names) => topic.starts_with(prefix.as_str()) || is_named(names),
+        }
+    }
+
+    /// The topics that are named.
+    pub fn names(&self) -> &[String] {
+        match self {
+            Self::Named(names) | Self::PrefixAndNamed(_, names) => names,
+            Self::Prefix(_) => &[],
+        }
+    }
+
+    /// The beginning of the names of topics.
+    pub fn prefix(&self) -> Option<&str> {
+        match self {
+            Self::Named(_) => None,
+            Self::Prefix(prefix) | Self::PrefixAndNamed(prefix, _) => Some(prefix),
+        }
+    }
 }
 
 /// A log of topics.
@@ -151,6 +194,7 @@ pub enum Topics {
 /// - `a_partition_has_one_reader_per_group`, and another reader takes over when the first closes or its lease ends.
 /// - `partitions_are_balanced_over_the_readers_of_a_group`, also when readers come and go.
 /// - `a_revoked_partition_is_given_up_when_its_records_are_acked_or_released`: none of them is read twice.
+/// - `a_paused_partition_that_is_revoked_is_read_further_by_its_next_reader`.
 /// - `a_position_that_does_not_exist_is_not_skipped`: the partition is not read until its position is reset.
 /// - `an_ack_is_durable_after_a_flush_and_after_a_close`.
 /// - `an_unacked_record_is_read_again_by_the_next_reader`, `an_acked_record_is_not`, also when acked out of order.

@@ -301,6 +301,28 @@ impl<T: Send + Sync + 'static> BusSource<T> {
         Ok(())
     }
 
+    /// Makes no dead letters of records that another consumer has now: it delivers them, and the dead letter would deliver
+    /// them again. An ack is fenced, but a publish is not.
+    async fn leave_to_others(
+        &self,
+        settlements: &[Settlement<'_, BusItem<T>>],
+        verdicts: &mut [Verdict<'_>],
+    ) -> Result<(), StoreError> {
+        let given_up =
+            |(index, verdict): (usize, &Verdict<'_>)| matches!(verdict, Verdict::DeadLetter(_)).then_some(index);
+        let given_up: Vec<usize> = verdicts.iter().enumerate().filter_map(given_up).collect();
+        if given_up.is_empty() {
+            return Ok(());
+        }
+        let positions: Vec<_> = given_up.iter().map(|&index| &settlements[index].claimed.item.position).collect();
+        for (index, answer) in given_up.iter().zip(self.consumer.renew(&positions).await?) {
+            if answer == Settled::LostLease {
+                verdicts[*index] = Verdict::LostLease;
+            }
+        }
+        Ok(())
+    }
+
     /// Publishes these items to the dead-letter topic, or quarantines them if there is none. After an error the caller
     /// must try again with all of them. A second copy is harmless, because readers identify each by its id.
     async fn dead_letter(&self, to_dead_letter: &[(&Claimed<BusItem<T>>, &GivenUp)]) -> Result<(), StoreError> {
@@ -391,7 +413,8 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
     }
 
     async fn settle(&self, settlements: &[Settlement<'_, Self::Item>]) -> Result<Vec<Settled>, StoreError> {
-        let verdicts = self.verdicts(settlements);
+        let mut verdicts = self.verdicts(settlements);
+        self.leave_to_others(settlements, &mut verdicts).await?;
         let verdicts_of = || settlements.iter().zip(&verdicts);
         let mut to_dead_letter: Vec<_> = verdicts_of()
             .filter_map(|(settlement, verdict)| match verdict {
@@ -414,6 +437,7 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
                 }
                 // Delivered, or dead-lettered by now.
                 Verdict::Ack | Verdict::DeadLetter(_) => acked.push(index),
+                Verdict::LostLease => settled[index] = Settled::LostLease,
             }
         }
         let positions: Vec<_> = acked.iter().map(|&index| &settlements[index].claimed.item.position).collect();
@@ -466,6 +490,7 @@ enum Verdict<'a> {
     Ack,
     DeadLetter(GivenUp),
     Wait { after: Duration, counted: bool, failure: Option<&'a Failure> },
+    LostLease,
 }
 
 impl<T: Send + Sync + 'static> BusSource<T> {

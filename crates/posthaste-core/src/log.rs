@@ -16,6 +16,7 @@ use crate::bus::{Bus, Consumer, PublishError, Record, Topics};
 use crate::{FaultKind, StoreError, Wakeup, lock};
 use notify::Notifications;
 
+pub use consumer::MAX_COMPLETED_TEXT;
 pub use notify::AppendNotifier;
 pub use store::{Leased, Leases, LogStore, Look, Member, NewRecord, Newest, StoredRecord, share};
 
@@ -196,7 +197,8 @@ impl<S: LogStore> Bus for Log<S> {
     }
 
     async fn subscribe(&self, group: &str, topics: Topics) -> Result<Box<dyn Consumer>, StoreError> {
-        let owner = ulid::Ulid::generate().to_string();
+        // Unique, and the same in every run of a seeded simulation.
+        let owner = format!("{:032x}", fastrand::u128(..));
         let subscription = Arc::new(Subscription {
             member: Member { group: group.to_owned(), owner, topics },
             wakeup: Wakeup::default(),

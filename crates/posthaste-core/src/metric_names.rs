@@ -53,6 +53,10 @@ pub const TASK_PANICS: &str = "task_panics_total";
 pub const HUB_LAG_OLDEST: &str = "posthaste_lag_oldest_ms";
 /// Panics of a task of the hub.
 pub const HUB_TASK_PANICS: &str = "posthaste_task_panics_total";
+/// 1 while a relay makes no progress although work waits.
+pub const RELAY_STALLED: &str = "posthaste_relay_stalled";
+/// Restarts of a relay that made no progress.
+pub const RELAY_RESTARTS: &str = "posthaste_relay_restarts_total";
 /// Events that no subscription matched.
 pub const UNMATCHED: &str = "posthaste_unmatched_total";
 /// Records that were quarantined.
@@ -61,6 +65,8 @@ pub const QUARANTINED_TOTAL: &str = "posthaste_quarantined_total";
 pub const QUARANTINE_REPLAYED: &str = "posthaste_quarantine_replayed_total";
 /// Quarantined records that an operator discarded.
 pub const QUARANTINE_DISCARDED: &str = "posthaste_quarantine_discarded_total";
+/// Quarantined records that were removed because of their age, and that no operator had replayed or discarded.
+pub const QUARANTINE_EXPIRED: &str = "posthaste_quarantine_expired_total";
 /// Records in quarantine.
 pub const QUARANTINED: &str = "posthaste_quarantined";
 /// Records of a topic that a group has not acked.
@@ -69,5 +75,15 @@ pub const BACKLOG: &str = "posthaste_backlog";
 pub const PAUSED_PARTITIONS: &str = "posthaste_paused_partitions";
 /// Dead letters by status.
 pub const DLT_DEPTH: &str = "posthaste_dlt_depth";
+/// Rows and records that were removed because of their age.
+pub const RETENTION_REMOVED: &str = "posthaste_retention_removed_total";
+/// When expired data was last removed completely.
+pub const RETENTION_LAST_RUN: &str = "posthaste_retention_last_run_timestamp_seconds";
+/// The size of the write-ahead log of a SQLite file.
+pub const SQLITE_WAL_BYTES: &str = "posthaste_sqlite_wal_bytes";
 /// Rows that cannot be read.
 pub const UNREADABLE_ROWS: &str = "posthaste_unreadable_rows_total";
+/// 1 if a source can be read, 0 if not.
+pub const SOURCE_UP: &str = "posthaste_source_up";
+/// How long the oldest due event of a source has been waiting.
+pub const SOURCE_LAG_OLDEST: &str = "posthaste_source_lag_oldest_ms";

@@ -38,18 +38,24 @@ impl Progress {
 
     /// Marks an offset as done. Doing it twice is harmless.
     pub fn complete(&mut self, offset: i64) {
-        if self.is_done(offset) {
+        self.complete_range(offset, offset + 1);
+    }
+
+    /// Marks all offsets from `start` to before `end` as done. Doing it twice is harmless.
+    pub fn complete_range(&mut self, start: i64, end: i64) {
+        let (mut start, mut end) = (start.max(self.watermark), end);
+        if start >= end {
             return;
         }
-        let mut start = offset;
-        let mut end = offset + 1;
-        if let Some((&before, &before_end)) = self.ranges.range(..offset).next_back()
-            && before_end == offset
+        // The ranges that touch or overlap it become one.
+        if let Some((&before, &before_end)) = self.ranges.range(..start).next_back()
+            && before_end >= start
         {
-            start = before;
+            (start, end) = (before, end.max(before_end));
         }
-        if let Some(after_end) = self.ranges.remove(&end) {
-            end = after_end;
+        while let Some((&after, &after_end)) = self.ranges.range(start..=end).next() {
+            self.ranges.remove(&after);
+            end = end.max(after_end);
         }
         if start == self.watermark {
             self.watermark = end;
@@ -186,12 +192,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_agrees_with_a_set_of_offsets(offsets in proptest::collection::vec(0i64..200, 0..300)) {
+        fn it_agrees_with_a_set_of_offsets(
+            ranges in proptest::collection::vec((0i64..200, prop_oneof![Just(1i64), 0i64..20]), 0..300)
+        ) {
             let mut progress = Progress::at(0);
             let mut set = BTreeSet::new();
-            for offset in offsets {
-                progress.complete(offset);
-                set.insert(offset);
+            for (start, length) in ranges {
+                progress.complete_range(start, start + length);
+                set.extend(start..start + length);
                 let watermark = (0..).find(|offset| !set.contains(offset)).unwrap();
                 prop_assert_eq!(progress.watermark(), watermark);
             }

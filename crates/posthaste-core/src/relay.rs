@@ -71,6 +71,8 @@ pub struct RelayOptions {
     pub jitter: Jitter,
     /// The prefix of the names of its metrics.
     pub metrics_prefix: String,
+    /// The label of its metrics, if it is not the name of the relay. Several relays may share it, so it has no gauges.
+    pub shared_label: Option<String>,
 }
 
 /// What happens to items that are claimed but not yet given to the sink when the relay is asked to stop.
@@ -98,6 +100,7 @@ impl Default for RelayOptions {
             on_stop: OnStop::Release,
             jitter: Arc::new(fastrand::f64),
             metrics_prefix: "posthaste".to_owned(),
+            shared_label: None,
         }
     }
 }

@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use posthaste_api::proto::{EventHubEvent, OutboxEvent};
+use posthaste_core::bus::BUS_FAILURE;
 use posthaste_core::hub_store::DeadLetter;
 use posthaste_core::outbox::OutboxItem;
 use posthaste_core::{BusItem, Claimed, Disposition, Failure, LogLimit};
@@ -80,11 +81,12 @@ impl AttemptLog {
     }
 }
 
-/// Code and message of a failure. The cause is left out, because it is the response of the endpoint. So is a message
-/// that may contain a URL with credentials.
+/// Code and message of a failure. The cause is left out if it is the response of the endpoint. So is a message that may
+/// contain a URL with credentials.
 fn reason(failure: &Failure) -> String {
     let message: Cow<'_, str> = match &*failure.code {
         "unbuildable" => "no request can be built from the envelope".into(),
+        BUS_FAILURE => return failure.to_string(),
         _ => failure.message.as_str().into(),
     };
     format!("{}: {message}", failure.code)

@@ -27,9 +27,11 @@ impl Hub {
             ResetTo::Earliest => StoredResetTo::Earliest,
             ResetTo::Latest => StoredResetTo::Latest,
         };
-        let partitions = self.stores.inspector.reset(&reset.group, &reset.topic, reset.partition, to).await?;
+        // On Kafka the id of a group begins with the prefix of our topics.
+        let group = self.topics.without_prefix(&reset.group);
+        let partitions = self.stores.inspector.reset(group, &reset.topic, reset.partition, to).await?;
         if partitions > 0 {
-            let (topic, group, partition) = (&reset.topic, &reset.group, reset.partition);
+            let (topic, partition) = (&reset.topic, reset.partition);
             tracing::warn!(topic, group, ?partition, ?to, partitions, "an operator reset the position of a group");
         }
         Ok(partitions)

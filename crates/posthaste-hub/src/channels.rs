@@ -1,23 +1,30 @@
-use std::collections::{BTreeSet, HashSet};
+//! One relay per event type, from the outbox tables to the topic of that type.
+
+mod gate;
+mod sinks;
+mod table;
+
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use posthaste_core::bus::Bus;
 use posthaste_core::hub_store::{Admission, ChannelStore, HubOutbox, HubStores, Ingested, Refusal};
-use posthaste_core::outbox::OutboxItem;
-use posthaste_core::{
-    Delivery, Event, Failure, FaultKind, OnStop, Outcome, RelayOptions, RetryPolicy, Sink, StoreError, lock,
-};
-use tokio::time::sleep;
+use posthaste_core::{Event, FaultKind, StoreError, lock};
+use tokio::time::{Instant, sleep};
 
-use crate::envelope;
+pub(crate) use sinks::Publisher;
+pub(crate) use table::TableChannels;
+
 use crate::ingest::{StoreEvents, StoreResults};
 use crate::relays::Relays;
 use crate::settings::Settings;
 use crate::topics::TopicNames;
 
-/// One relay per event type, from the outbox table to the topic of that type. A new type gets a new channel.
+/// How often a server looks which channels operators have paused at other servers.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
+
+/// The channels of all outbox tables: that of the hub, and those of the sources. A new event type gets a new channel.
 ///
 /// Which type owns which topic is recorded in the database, in the transaction of the type's first event. This process
 /// only starts the relays of recorded types.
@@ -28,22 +35,32 @@ struct Inner {
     outbox: Arc<dyn HubOutbox>,
     store: Arc<dyn ChannelStore>,
     bus: Arc<dyn Bus>,
+    /// The buses of channels that do not use that of the hub, by event type.
+    own_buses: HashMap<String, Arc<dyn Bus>>,
     topics: TopicNames,
     relays: Relays,
     settings: Settings,
-    /// Event types whose relay runs.
-    open: Mutex<HashSet<String>>,
-    /// Event types without a channel, whose rows become dead.
-    refused: Mutex<HashSet<String>>,
-    /// Event types that had due rows when the outbox was last searched.
-    due: Mutex<HashSet<String>>,
+    started: Instant,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The recorded channels, and whether an operator paused them.
+    recorded: HashMap<String, bool>,
+    /// The tables that this process reads, that of the hub first.
+    tables: Vec<TableChannels>,
 }
 
 const RELAY_PREFIX: &str = "channel:";
 
-/// The name of a channel's relay in logs, metrics and readiness.
-pub(crate) fn relay_name(event_type: &str) -> String {
-    format!("{RELAY_PREFIX}{event_type}")
+/// The name of a channel's relay in logs, metrics and readiness. The empty type stands for all types.
+pub(crate) fn relay_name(source: Option<&str>, event_type: &str) -> String {
+    let event_type = if event_type.is_empty() { "*" } else { event_type };
+    match source {
+        None => format!("{RELAY_PREFIX}{event_type}"),
+        Some(source) => format!("{RELAY_PREFIX}{source}/{event_type}"),
+    }
 }
 
 /// Why an event type has no channel.
@@ -72,19 +89,61 @@ impl ChannelError {
     }
 }
 
+/// What an operator sees of a channel.
+pub(crate) struct ChannelStatus {
+    pub(crate) event_type: String,
+    pub(crate) topic: Arc<str>,
+    pub(crate) is_enabled: bool,
+    pub(crate) is_paused: bool,
+    /// Why its bus or registry does not accept events.
+    pub(crate) failure: Option<String>,
+    /// For how long its oldest event has been due, over all tables.
+    pub(crate) lag: Duration,
+}
+
 impl Channels {
-    pub(crate) fn new(stores: &HubStores, bus: Arc<dyn Bus>, relays: Relays, settings: &Settings) -> Self {
+    pub(crate) fn new(
+        stores: &HubStores,
+        bus: Arc<dyn Bus>,
+        own_buses: HashMap<String, Arc<dyn Bus>>,
+        topics: TopicNames,
+        relays: Relays,
+        settings: &Settings,
+    ) -> Self {
         Self(Arc::new(Inner {
             outbox: stores.outbox.clone(),
             store: stores.channels.clone(),
             bus,
-            topics: TopicNames::new(&settings.bus.topic_prefix),
+            own_buses,
+            topics,
             relays,
             settings: settings.clone(),
-            open: Mutex::default(),
-            refused: Mutex::default(),
-            due: Mutex::default(),
+            started: Instant::now(),
+            state: Mutex::default(),
         }))
+    }
+
+    /// Starts the relays of the hub's own table, and searches it for rows of other programs until the hub stops.
+    pub(crate) async fn start(&self) -> Result<(), StoreError> {
+        let outbox = &self.0.settings.outbox;
+        let table = self.add_table(self.0.outbox.clone(), None, outbox.batch_size, outbox.poll_interval);
+        self.refresh().await?;
+        let channels = self.clone();
+        self.0.relays.supervisor().spawn("channel-discovery", move || channels.clone().discover(table.clone()));
+        Ok(())
+    }
+
+    /// Adds a table whose events this process publishes.
+    pub(crate) fn add_table(
+        &self,
+        outbox: Arc<dyn HubOutbox>,
+        source: Option<Arc<str>>,
+        batch_size: usize,
+        poll_interval: Duration,
+    ) -> TableChannels {
+        let table = TableChannels::new(self.clone(), outbox, source, batch_size, poll_interval);
+        lock(&self.0.state).tables.push(table.clone());
+        table
     }
 
     /// Refuses a type that cannot be part of a topic's name.
@@ -107,8 +166,11 @@ impl Channels {
         let is_stored = |admission: &Admission| *admission == Admission::Ingested(Ingested::Stored);
         let stored = events.iter().zip(&admissions).filter(|(_, admission)| is_stored(admission));
         for event_type in stored.map(|(event, _)| event.event_type()).collect::<BTreeSet<_>>() {
-            self.open(event_type);
-            self.0.outbox.wake(event_type);
+            self.remember(event_type);
+            if let Some(table) = self.own_table() {
+                table.open(event_type);
+                table.wake(event_type);
+            }
         }
         let result = |(event, admission): (&Arc<Event>, Admission)| match admission {
             Admission::Ingested(ingested) => Ok(ingested),
@@ -125,49 +187,124 @@ impl Channels {
         })
     }
 
-    /// Opens all channels that are recorded in the database.
-    pub(crate) async fn open_recorded(&self) -> Result<(), StoreError> {
-        for event_type in self.0.store.load().await? {
-            self.open(&event_type);
+    /// Records the channels of these types. Returns the results in the same order.
+    pub(crate) async fn own(&self, event_types: Vec<String>) -> Result<Vec<Result<(), ChannelError>>, StoreError> {
+        let mut results: Vec<Result<(), ChannelError>> =
+            event_types.iter().map(|event_type| Self::check_name(event_type)).collect();
+        let unknown: Vec<usize> = {
+            let state = lock(&self.0.state);
+            let is_unknown =
+                |place: &usize| results[*place].is_ok() && !state.recorded.contains_key(&event_types[*place]);
+            (0..event_types.len()).filter(is_unknown).collect()
+        };
+        if unknown.is_empty() {
+            return Ok(results);
+        }
+        let recorded = self.0.store.record(unknown.iter().map(|place| event_types[*place].clone()).collect()).await?;
+        for (place, recorded) in unknown.into_iter().zip(recorded) {
+            match recorded {
+                Ok(()) => self.remember(&event_types[place]),
+                Err(refusal) => results[place] = Err(ChannelError::of(&event_types[place], refusal)),
+            }
+        }
+        Ok(results)
+    }
+
+    fn remember(&self, event_type: &str) {
+        let mut state = lock(&self.0.state);
+        if !state.recorded.contains_key(event_type) {
+            state.recorded.insert(event_type.to_owned(), false);
+        }
+    }
+
+    /// Reads from the database which channels exist and which of them are paused. Opens those of the hub's own table.
+    async fn refresh(&self) -> Result<(), StoreError> {
+        for channel in self.0.store.load().await? {
+            let before = lock(&self.0.state).recorded.insert(channel.event_type.clone(), channel.is_paused);
+            if let Some(table) = self.own_table() {
+                table.open(&channel.event_type);
+            }
+            if before.is_some_and(|before| before != channel.is_paused) {
+                self.apply_pause(&channel.event_type);
+            }
         }
         Ok(())
     }
 
-    /// Starts the relay of a type whose channel is recorded, unless the relay runs already.
-    fn open(&self, event_type: &str) {
-        if lock(&self.0.open).insert(event_type.to_owned()) {
-            let inner = &self.0;
-            let topic = inner.topics.events(event_type);
-            self.run(event_type, TopicSink { bus: inner.bus.clone(), topic });
+    /// Pauses or resumes a channel at all servers. Returns false if there is no such channel.
+    pub(crate) async fn set_paused(&self, event_type: &str, is_paused: bool) -> Result<bool, StoreError> {
+        if !self.0.store.set_paused(event_type, is_paused).await? {
+            return Ok(false);
         }
+        tracing::info!(event_type, is_paused, "an operator paused or resumed a channel");
+        lock(&self.0.state).recorded.insert(event_type.to_owned(), is_paused);
+        self.apply_pause(event_type);
+        Ok(true)
     }
 
-    fn run(&self, event_type: &str, sink: impl Sink<Item = OutboxItem>) {
-        let outbox = &self.0.settings.outbox;
-        let options = RelayOptions {
-            workers: 2,
-            chunk: outbox.batch_size,
-            batch: outbox.batch_size,
-            max_in_flight: 2 * outbox.batch_size,
-            // `discover` finds rows of other programs with one query for all channels, and wakes their relays. A relay
-            // polls only in case a wake-up is lost. The interval is long, because a thousand idle channels must not use
-            // CPU.
-            poll_interval: Duration::from_secs(15 * 60),
-            retry: RetryPolicy::Exponential {
-                base: outbox.backoff_base,
-                max: outbox.backoff_max,
-                max_attempts: Some(outbox.max_attempts),
-            },
-            drain: outbox.drain,
-            on_stop: OnStop::Release,
-            ..RelayOptions::default()
-        };
-        let (first, outbox, named) = (self.0.outbox.source(event_type), self.0.outbox.clone(), event_type.to_owned());
-        let again = move || {
-            let source = outbox.source(&named);
-            Box::pin(async move { Ok(source) }) as _
-        };
-        self.0.relays.start(relay_name(event_type), first, Box::new(again), sink, options);
+    fn apply_pause(&self, event_type: &str) {
+        let is_held = self.is_held(event_type);
+        let tables = lock(&self.0.state).tables.clone();
+        tables.iter().for_each(|table| table.set_held(event_type, is_held));
+    }
+
+    /// True if events of this type wait: an operator paused the channel, or the configuration disables it.
+    pub(crate) fn is_held(&self, event_type: &str) -> bool {
+        let is_paused = lock(&self.0.state).recorded.get(event_type).copied().unwrap_or(false);
+        is_paused || !self.0.settings.is_channel_enabled(event_type)
+    }
+
+    /// When the channel of this type may start to publish.
+    pub(crate) fn start_of(&self, event_type: &str) -> Instant {
+        let delay = self.0.settings.channel(event_type).and_then(|channel| channel.start_delay);
+        self.0.started + delay.unwrap_or_default()
+    }
+
+    pub(crate) fn publisher(&self, event_type: &str) -> Publisher {
+        let bus = self.0.own_buses.get(event_type).unwrap_or(&self.0.bus).clone();
+        Publisher { bus, topic: self.0.topics.events(event_type) }
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.0.settings
+    }
+
+    pub(crate) fn relays(&self) -> &Relays {
+        &self.0.relays
+    }
+
+    /// The hub's own table, if this process publishes its events.
+    fn own_table(&self) -> Option<TableChannels> {
+        lock(&self.0.state).tables.first().filter(|table| table.is_of_hub()).cloned()
+    }
+
+    /// All recorded channels, by event type.
+    pub(crate) async fn list(&self) -> Result<Vec<ChannelStatus>, StoreError> {
+        let own_lags = self.0.outbox.oldest_due_by_type().await?;
+        let tables = lock(&self.0.state).tables.clone();
+        let of_sources = tables.iter().filter(|table| !table.is_of_hub()).flat_map(TableChannels::lags);
+        let mut lags: HashMap<String, Duration> = HashMap::new();
+        for (event_type, lag) in own_lags.into_iter().chain(of_sources) {
+            let longest = lags.entry(event_type).or_default();
+            *longest = lag.max(*longest);
+        }
+        let mut statuses: Vec<ChannelStatus> = self
+            .0
+            .store
+            .load()
+            .await?
+            .into_iter()
+            .map(|channel| ChannelStatus {
+                topic: self.0.topics.events(&channel.event_type),
+                is_enabled: self.0.settings.is_channel_enabled(&channel.event_type),
+                is_paused: channel.is_paused,
+                failure: tables.iter().find_map(|table| table.failure(&channel.event_type)),
+                lag: lags.remove(&channel.event_type).unwrap_or_default(),
+                event_type: channel.event_type,
+            })
+            .collect();
+        statuses.sort_by(|one, other| one.event_type.cmp(&other.event_type));
+        Ok(statuses)
     }
 
     /// True if a relay of this name belongs to a channel.
@@ -175,99 +312,31 @@ impl Channels {
         name.starts_with(RELAY_PREFIX)
     }
 
-    /// The relays of the types that had due rows when the outbox was last searched.
-    pub(crate) fn due_relays(&self) -> Vec<String> {
-        lock(&self.0.due).iter().map(|event_type| relay_name(event_type)).collect()
+    /// True if a relay of this name reads the table of a source.
+    pub(crate) fn is_relay_of_source(name: &str) -> bool {
+        Self::is_relay(name) && name.contains('/')
     }
 
-    /// Searches the outbox for rows of other programs, and wakes or opens their channels, until the hub stops.
-    pub(crate) async fn discover(self) {
+    /// Searches the hub's own table until the hub stops.
+    async fn discover(self, table: TableChannels) {
         let stopping = self.0.relays.stopping().clone();
+        let interval = self.0.settings.shortest_interval();
+        let mut refreshed = Instant::now();
         loop {
-            if let Err(error) = self.search().await {
+            if let Err(error) = table.search().await {
                 tracing::warn!(error = error.chain(), "failed to search the outbox for rows of other programs");
+            }
+            if refreshed.elapsed() >= REFRESH_INTERVAL {
+                if let Err(error) = self.refresh().await {
+                    tracing::warn!(error = error.chain(), "failed to read which channels are paused");
+                }
+                refreshed = Instant::now();
             }
             tokio::select! {
                 biased;
                 () = stopping.cancelled() => return,
-                () = sleep(self.0.settings.outbox.poll_interval) => {}
+                () = sleep(interval) => {}
             }
-        }
-    }
-
-    async fn search(&self) -> Result<(), StoreError> {
-        let pending = self.0.outbox.pending_types().await?;
-        let is_new = |event_type: &&String| {
-            !lock(&self.0.open).contains(*event_type) && !lock(&self.0.refused).contains(*event_type)
-        };
-        let mut named = Vec::new();
-        for event_type in pending.iter().filter(is_new) {
-            match Self::check_name(event_type) {
-                Ok(()) => named.push(event_type.clone()),
-                Err(error) => self.refuse(event_type, error),
-            }
-        }
-        if !named.is_empty() {
-            let results = self.0.store.record(named.clone()).await?;
-            for (event_type, result) in named.iter().zip(results) {
-                match result {
-                    Ok(()) => self.open(event_type),
-                    Err(refusal) => self.refuse(event_type, ChannelError::of(event_type, refusal)),
-                }
-            }
-        }
-        pending.iter().for_each(|event_type| self.0.outbox.wake(event_type));
-        *lock(&self.0.due) = pending.into_iter().collect();
-        Ok(())
-    }
-
-    /// Starts a relay that makes the rows of a refused type dead, with the reason. Operators see such rows and can
-    /// replay them.
-    fn refuse(&self, event_type: &str, error: ChannelError) {
-        let mut refused = lock(&self.0.refused);
-        if refused.len() >= self.0.settings.bus.max_channels {
-            let refused = refused.len();
-            return tracing::error!(
-                %error,
-                refused,
-                "rows of this event type stay pending, because too many types are refused: delete them, or raise bus.max_channels"
-            );
-        }
-        tracing::error!(%error, "event type refused: its outbox rows become dead");
-        refused.insert(event_type.to_owned());
-        self.run(event_type, RefusingSink(error));
-    }
-}
-
-/// Makes events dead whose type has no channel.
-struct RefusingSink(ChannelError);
-
-#[async_trait]
-impl Sink for RefusingSink {
-    type Item = OutboxItem;
-
-    async fn deliver(&self, batch: Vec<Delivery<OutboxItem>>) {
-        let failure = Failure::permanent("event_type_refused", self.0.to_string());
-        batch.into_iter().for_each(|delivery| delivery.report(Outcome::Failed(failure.clone())));
-    }
-}
-
-/// Publishes events of one type to their topic.
-struct TopicSink {
-    bus: Arc<dyn Bus>,
-    topic: Arc<str>,
-}
-
-#[async_trait]
-impl Sink for TopicSink {
-    type Item = OutboxItem;
-
-    async fn deliver(&self, batch: Vec<Delivery<OutboxItem>>) {
-        let records =
-            batch.iter().map(|delivery| envelope::event_record(self.topic.clone(), delivery.item())).collect();
-        let results = self.bus.publish(records).await;
-        for (delivery, result) in batch.into_iter().zip(results) {
-            delivery.report(result.map_or_else(|error| Outcome::Failed(error.failure()), |()| Outcome::Delivered));
         }
     }
 }

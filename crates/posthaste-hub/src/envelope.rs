@@ -8,12 +8,13 @@ use chrono::{DateTime, Utc};
 use posthaste_api::proto::{self, EventHubEvent, OutboxEvent, event_hub_event};
 use posthaste_api::{Domain, readable, readable_event};
 use posthaste_core::bus::{Fetched, Record, route};
-use posthaste_core::hub_store::{DeadLetterFields, NewDeadLetter};
+use posthaste_core::hub_store::{DeadLetterFields, DeadLetterRow, NewDeadLetter};
 use posthaste_core::outbox::OutboxItem;
 use posthaste_core::{BusItem, DecodeError, Decoded, Event, GivenUp, Payload};
 use posthaste_schema::{SchemaText, framing};
 use posthaste_webhook::Endpoint;
 use prost::Message;
+use prost_types::Timestamp;
 use serde_json::value::RawValue;
 use uuid::Uuid;
 
@@ -21,7 +22,7 @@ use crate::matching::ActiveSubscription;
 use crate::settings::{DeliverySettings, DltSettings};
 use crate::topics::TopicNames;
 
-/// The namespace of delivery ids. Each process computes the same id for the same event and subscription.
+/// The namespace of delivery ids. Each process computes the same id for the same [`id_and_time`] and subscription.
 const DELIVERIES: Uuid = Uuid::from_u128(0x6a5f_3c52_1d0e_4b7a_9c41_7be1_05f2_d8a3);
 
 /// The schema of all messages on the bus.
@@ -94,7 +95,7 @@ pub(crate) fn delivery_record(
         event: Some(event.clone()),
         subscription_id: id.clone(),
         subscriber_id: subscription.subscriber_id.clone(),
-        delivery_id: delivery_id(&event.event_id, id).to_string(),
+        delivery_id: delivery_id(&event.event_id, event.created_at.as_ref(), id).to_string(),
         endpoint: subscription.endpoint.clone(),
         protocol: proto::Protocol::Http.into(),
         sealed_credentials: subscription.credentials_sealed.clone(),
@@ -115,8 +116,40 @@ pub(crate) fn delivery_record(
     }
 }
 
-fn delivery_id(event_id: &str, subscription_id: &str) -> Uuid {
-    Uuid::new_v5(&DELIVERIES, format!("{event_id}\n{subscription_id}\n0").as_bytes())
+/// What tells one event from all others: its id, and when its outbox row was created. The id alone is not enough: it
+/// may be used again after the row was removed. Another program may publish events without a time.
+pub(crate) type IdAndTime = (String, Option<(i64, i32)>);
+
+pub(crate) fn id_and_time(event: &EventHubEvent) -> IdAndTime {
+    (event.event_id.clone(), event.created_at.as_ref().map(|at| (at.seconds, at.nanos)))
+}
+
+/// The id of the delivery of an event to a subscription. Releases that did not know the time yet computed the ids that
+/// events without a time have.
+fn delivery_id(event_id: &str, created_at: Option<&Timestamp>, subscription_id: &str) -> Uuid {
+    let created_at = created_at.map_or("0".to_owned(), |at| format!("{}.{:09}", at.seconds, at.nanos));
+    Uuid::new_v5(&DELIVERIES, format!("{event_id}\n{subscription_id}\n{created_at}").as_bytes())
+}
+
+/// True if this is a dead letter of the event with its id whose outbox row was created at this time.
+pub(crate) fn is_dead_letter_of(letter: &DeadLetterRow, created_at: DateTime<Utc>) -> bool {
+    let DeadLetterFields { event_id, subscription_id, delivery_id: known, .. } = &letter.fields;
+    let is = |time: Option<&Timestamp>| *known == delivery_id(event_id, time, subscription_id).to_string();
+    is(Some(&proto::timestamp(created_at))) || (is(None) && letter.created_at >= created_at)
+}
+
+/// When the outbox row of the event in this record was created; `None` if the record cannot be read.
+pub(crate) fn event_created_at(topics: &TopicNames, topic: &str, value: &Bytes) -> Option<DateTime<Utc>> {
+    let event = match topics.has_events(topic) {
+        true => EventHubEvent::decode(framing::decode(value).ok()?.message).ok(),
+        false => delivery_in(value)?.event,
+    };
+    proto::datetime(event?.created_at.as_ref()?)
+}
+
+/// The same for the envelope of a dead letter.
+pub(crate) fn created_at_in_dead_letter(envelope: &Bytes) -> Option<DateTime<Utc>> {
+    proto::datetime(OutboxEvent::decode(envelope.clone()).ok()?.event?.created_at.as_ref()?)
 }
 
 pub(crate) fn decode_delivery(message: Bytes) -> Result<Decoded<OutboxEvent>, DecodeError> {
@@ -234,4 +267,33 @@ fn unvalued_headers(names: &[String]) -> Vec<proto::Header> {
 
 fn headers(headers: &[(String, String)]) -> Vec<proto::Header> {
     headers.iter().map(|(name, value)| proto::Header { name: name.clone(), value: value.clone() }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_delivery_id_is_of_one_row_and_one_subscription() {
+        let at = |seconds, nanos| Timestamp { seconds, nanos };
+        let id = delivery_id("event", Some(&at(1, 5)), "subscription");
+        assert_eq!(id, delivery_id("event", Some(&at(1, 5)), "subscription"), "published again after a crash");
+        for other in [
+            delivery_id("event", Some(&at(1, 6)), "subscription"),
+            delivery_id("event", Some(&at(0, 0)), "subscription"),
+            delivery_id("event", None, "subscription"),
+            delivery_id("event", Some(&at(1, 5)), "another"),
+            delivery_id("another", Some(&at(1, 5)), "subscription"),
+        ] {
+            assert_ne!(id, other);
+        }
+    }
+
+    /// Other processes compute these ids, too, perhaps of another release.
+    #[test]
+    fn delivery_ids_do_not_change() {
+        let created_at = Timestamp { seconds: 1_750_000_000, nanos: 123_000_000 };
+        let ids = [Some(&created_at), None].map(|at| delivery_id("event", at, "subscription").to_string());
+        assert_eq!(ids, ["67e95213-9833-58bb-87c8-8b57c4ab669f", "6164b489-ca07-5bb8-ad32-bb7a20b20f62"]);
+    }
 }

@@ -8,7 +8,7 @@ use posthaste_core::metric_names::UNMATCHED;
 use posthaste_core::{BusItem, Delivery, Failure, FailureClass, Outcome, Sink, lock};
 
 use crate::domains;
-use crate::envelope;
+use crate::envelope::{self, IdAndTime, id_and_time};
 use crate::matching::{ActiveSubscription, ActiveSubscriptions, SubscriptionMatcher};
 use crate::settings::Settings;
 use crate::topics::TopicNames;
@@ -24,7 +24,7 @@ pub(crate) struct FanOut {
     topics: TopicNames,
     settings: Settings,
     /// The subscriptions of an event that already have their record, after a publish that succeeded only in part.
-    sent: Mutex<HashMap<String, HashSet<String>>>,
+    sent: Mutex<HashMap<IdAndTime, HashSet<String>>>,
 }
 
 /// The record of one delivery, with its event and subscription.
@@ -43,7 +43,7 @@ struct Published {
 
 impl FanOut {
     pub(crate) fn new(bus: Arc<dyn Bus>, matcher: SubscriptionMatcher, settings: &Settings) -> Self {
-        let topics = TopicNames::new(&settings.bus.topic_prefix);
+        let topics = settings.topic_names();
         Self { bus, matcher, topics, settings: settings.clone(), sent: Mutex::default() }
     }
 
@@ -55,7 +55,7 @@ impl FanOut {
         active: &'a ActiveSubscriptions,
     ) -> impl Iterator<Item = Addressed> + Send + 'a {
         let domain = domains::domain_of(&self.settings.routing, event);
-        let sent = lock(&self.sent).get(&event.event_id).cloned().unwrap_or_default();
+        let sent = lock(&self.sent).get(&id_and_time(event)).cloned().unwrap_or_default();
         let matching = active.matching(event);
         let unsent = matching.filter(move |active| !sent.contains(&active.subscription.id));
         unsent.map(move |active| Addressed {
@@ -69,8 +69,8 @@ impl FanOut {
     fn remember(&self, events: &[Arc<EventHubEvent>], published: &[Published], failures: &HashMap<usize, Failure>) {
         let is_kept = |one: &&Published| one.result.is_ok() && failures.contains_key(&one.event);
         for one in published.iter().filter(is_kept) {
-            let event_id = events[one.event].event_id.clone();
-            lock(&self.sent).entry(event_id).or_default().insert(one.subscription.subscription.id.clone());
+            let key = id_and_time(&events[one.event]);
+            lock(&self.sent).entry(key).or_default().insert(one.subscription.subscription.id.clone());
         }
     }
 }
@@ -129,7 +129,7 @@ impl Sink for FanOut {
         for (index, delivery) in batch.into_iter().enumerate() {
             let failure = failures.remove(&index);
             if failure.as_ref().is_none_or(|failure| failure.class == FailureClass::Permanent) {
-                lock(&self.sent).remove(&delivery.item().value.event_id);
+                lock(&self.sent).remove(&id_and_time(&delivery.item().value));
             }
             delivery.report(failure.map_or(Outcome::Delivered, Outcome::Failed));
         }

@@ -1,6 +1,10 @@
 use std::collections::HashMap;
 
-use posthaste_api::{DeliveryState, Domain, EventTrace, OutboxState, OutboxStatus, TopicPosition, TracedDelivery};
+use chrono::{DateTime, Utc};
+use posthaste_api::{
+    DeadLetter, DeliveryState, Domain, EarlierEvents, EventTrace, OutboxState, OutboxStatus, TopicPosition,
+    TracedDelivery,
+};
 use posthaste_core::StoreError;
 use posthaste_core::hub_store::{DeadLetterRow, DeadLetterStatus, LogEntry};
 use posthaste_core::outbox::{self, OutboxRow};
@@ -10,9 +14,12 @@ use crate::Hub;
 use crate::dead_letters;
 use crate::envelope;
 
+/// The records and dead letters of one event, or of several with the same id.
+type Found = (Vec<LogEntry>, Vec<DeadLetterRow>);
+
 impl Hub {
     /// The state of an event: its row, its records on the bus, its deliveries, its dead letters. `None` if it is
-    /// unknown.
+    /// unknown. Of several events with the same id, the newest; what is left of the others is shown apart from it.
     pub async fn trace(&self, event_id: &str) -> Result<Option<EventTrace>, StoreError> {
         let row = self.stores.outbox.find(event_id).await?;
         let records = self.stores.inspector.records_of(event_id).await?;
@@ -20,16 +27,71 @@ impl Hub {
         if row.is_none() && records.is_empty() && letters.is_empty() {
             return Ok(None);
         }
-        let outcomes = self.dead_lettered(&records, &letters);
-        let deliveries = records.iter().filter_map(|entry| self.delivery(entry, &outcomes)).collect();
-        let is_searched = self.stores.inspector.has_key_index();
+        let created_at = self.newest_created_at(row.as_ref(), &records, &letters).await?;
+        let (newest, earlier) = self.separate(created_at, records, letters);
+        let has_earlier = !(earlier.0.is_empty() && earlier.1.is_empty());
+        let (topics, deliveries, dead_letters) = self.shown(newest);
         Ok(Some(EventTrace {
             event_id: event_id.to_owned(),
             outbox: row.map(outbox_state),
-            topics: is_searched.then(|| records.iter().map(position).collect()),
-            deliveries: is_searched.then_some(deliveries),
-            dead_letters: letters.into_iter().map(dead_letters::shown).collect(),
+            topics,
+            deliveries,
+            dead_letters,
+            earlier: has_earlier.then(|| {
+                let (topics, deliveries, dead_letters) = self.shown(earlier);
+                EarlierEvents { topics, deliveries, dead_letters }
+            }),
         }))
+    }
+
+    /// When the outbox row of the newest event was created. The row itself may be removed, and the records, too.
+    async fn newest_created_at(
+        &self,
+        row: Option<&OutboxRow>,
+        records: &[LogEntry],
+        letters: &[DeadLetterRow],
+    ) -> Result<Option<DateTime<Utc>>, StoreError> {
+        let on_bus = records.iter().filter_map(|entry| self.created_at_in(entry)).max();
+        if let Some(created_at) = row.map(|row| row.created_at).or(on_bus) {
+            return Ok(Some(created_at));
+        }
+        let Some(newest) = letters.last() else { return Ok(None) };
+        let newest = self.stores.dead_letters.get(&newest.id).await?;
+        Ok(newest.and_then(|letter| envelope::created_at_in_dead_letter(&letter.envelope)))
+    }
+
+    fn created_at_in(&self, entry: &LogEntry) -> Option<DateTime<Utc>> {
+        envelope::event_created_at(&self.topics, &entry.topic, &entry.value)
+    }
+
+    /// The event whose row was created at this time, and earlier events with its id. If the time is not known, they
+    /// cannot be told apart.
+    fn separate(
+        &self,
+        created_at: Option<DateTime<Utc>>,
+        records: Vec<LogEntry>,
+        letters: Vec<DeadLetterRow>,
+    ) -> (Found, Found) {
+        let Some(created_at) = created_at else { return ((records, letters), Found::default()) };
+        let (records, earlier_records) = records.into_iter().partition(|entry| match self.created_at_in(entry) {
+            Some(time) => time == created_at,
+            None => entry.created_at >= created_at,
+        });
+        let (letters, earlier_letters) =
+            letters.into_iter().partition(|letter| envelope::is_dead_letter_of(letter, created_at));
+        ((records, letters), (earlier_records, earlier_letters))
+    }
+
+    /// The topics and deliveries, or null if the bus cannot be searched, and the dead letters.
+    fn shown(
+        &self,
+        (records, letters): Found,
+    ) -> (Option<Vec<TopicPosition>>, Option<Vec<TracedDelivery>>, Vec<DeadLetter>) {
+        let outcomes = self.dead_lettered(&records, &letters);
+        let deliveries = records.iter().filter_map(|entry| self.delivery(entry, &outcomes)).collect();
+        let is_searched = self.stores.inspector.has_key_index();
+        let topics = is_searched.then(|| records.iter().map(position).collect());
+        (topics, is_searched.then_some(deliveries), letters.into_iter().map(dead_letters::shown).collect())
     }
 
     /// The states of the deliveries that were dead-lettered, by delivery id. `Done` if a retry or a replay delivered

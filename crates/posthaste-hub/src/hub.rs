@@ -1,4 +1,4 @@
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::future::ready;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -27,9 +27,12 @@ use crate::readiness::ReadinessCheck;
 use crate::registrations::Registrations;
 use crate::relays::{MakeSource, Relays};
 use crate::retention;
+use crate::roles::{Role, Roles};
 use crate::secrets::Sealer;
 use crate::settings::Settings;
+use crate::sources::{SourcePart, Sources};
 use crate::topics::TopicNames;
+use crate::watchdog;
 use crate::webhook_dispatcher::{DeadLetterDeliveries, FreshDeliveries, WebhookDispatcher};
 
 /// A delivery whose retry is due later than this is deferred as a dead letter, instead of waiting in memory.
@@ -53,8 +56,6 @@ pub(crate) const DLT_INTAKE: &str = "dlt-intake";
 pub(crate) const DLT_RETRY: &str = "dlt-retry";
 /// A consumer that is not used for longer than its lease leaves its group, so an idle one is used at least this often.
 const LONGEST_BUS_POLL: Duration = Duration::from_secs(3);
-/// The task that removes expired records of the built-in bus.
-const LOG_RETENTION: &str = "log-retention";
 /// How long a stop waits for requests in flight: the longest timeout of a subscription, and a margin. Without requests
 /// in flight, a stop does not wait.
 pub(crate) const LONGEST_REQUEST: Duration = MAX_TIMEOUT.saturating_add(Duration::from_secs(2));
@@ -72,6 +73,9 @@ pub struct Hub {
     builtin_registry: Arc<BuiltinRegistry>,
     pub(crate) relays: Relays,
     pub(crate) readiness: ReadinessCheck,
+    pub(crate) channels: Channels,
+    pub(crate) sources: Sources,
+    pub(crate) roles: Roles,
 }
 
 /// The parts of a hub.
@@ -81,9 +85,23 @@ pub struct Parts {
     pub bus: Option<ExternalBus>,
     /// A Schema Registry elsewhere; `None` for the one that is built in.
     pub registry: Option<Arc<dyn SchemaRegistry>>,
+    /// The buses of channels that do not use the one of the hub, by event type.
+    pub channel_buses: HashMap<String, ChannelBus>,
+    /// The outbox tables in the databases of services.
+    pub sources: Vec<SourcePart>,
     pub client: Client,
     pub sealer: Sealer,
     pub settings: Settings,
+    /// What this process does.
+    pub roles: Roles,
+}
+
+/// Where the events of one channel are published, if that differs from the other channels.
+pub struct ChannelBus {
+    /// `None` for the bus of the hub.
+    pub bus: Option<Arc<dyn Bus>>,
+    /// `None` for the registry of the hub.
+    pub registry: Option<Arc<dyn SchemaRegistry>>,
 }
 
 /// A bus outside of the database, such as Kafka.
@@ -105,11 +123,13 @@ pub enum StartError {
 }
 
 impl Hub {
-    pub async fn start(parts: Parts) -> Result<Self, StartError> {
-        let Parts { database, bus, registry, client, sealer, settings } = parts;
+    pub async fn start(parts: Parts) -> Result<Arc<Self>, StartError> {
+        let Parts { database, bus, registry, channel_buses, sources, client, sealer, settings, roles } = parts;
         database.migrate().await?;
         let (lease, max_channels) = (settings.outbox.lease, settings.bus.max_channels);
-        let mut stores = database.open(HubOptions { lease, max_channels }).await?;
+        let (partitions, is_ordered) = (settings.bus.partitions, settings.outbox.ordered);
+        let options = HubOptions { lease, max_channels, partitions, is_ordered };
+        let mut stores = database.open(options).await?;
         let has_external_bus = bus.is_some();
         if let Some(ExternalBus { bus, inspector }) = bus {
             (stores.bus, stores.inspector) = (bus, inspector);
@@ -117,26 +137,37 @@ impl Hub {
         let builtin_registry = Arc::new(BuiltinRegistry::new(stores.schemas.clone()));
         let framer =
             Arc::new(Framer::new(registry.clone().unwrap_or_else(|| builtin_registry.clone()), envelope::schema())?);
-        let topics = TopicNames::new(&settings.bus.topic_prefix);
+        let topics = settings.topic_names();
         let levels = settings.compatibility_of_topics(&topics);
-        let framed: Arc<dyn Bus> = Arc::new(FramedBus::new(stores.bus.clone(), framer.clone(), topics.clone(), levels));
-        stores.dead_letters.end_schedules(settings.dlt.max_retry).await?;
+        let frame = |bus: Arc<dyn Bus>, framer: Arc<Framer>| {
+            Arc::new(FramedBus::new(bus, framer, topics.clone(), levels.clone())) as Arc<dyn Bus>
+        };
+        let framed = frame(stores.bus.clone(), framer.clone());
+        let mut own_buses = HashMap::new();
+        for (event_type, own) in channel_buses {
+            let framer = match own.registry {
+                Some(registry) => Arc::new(Framer::new(registry, envelope::schema())?),
+                None => framer.clone(),
+            };
+            own_buses.insert(event_type, frame(own.bus.unwrap_or_else(|| stores.bus.clone()), framer));
+        }
+        if roles.has(Role::Dlt) {
+            stores.dead_letters.end_schedules(settings.dlt.max_retry).await?;
+        }
         let wakeup = Wakeup::default();
         let lanes = Lanes::new(settings.delivery.concurrency, LANES, wakeup.clone());
         let room = Arc::new(lanes.clone());
         let dead_letters = DeadLetterSource::with_room(stores.dead_letters.clone(), lease, room, wakeup);
 
         let relays = Relays::default();
-        let channels = Channels::new(&stores, framed.clone(), relays.clone(), &settings);
-        channels.open_recorded().await?;
-        let discovering = channels.clone();
-        relays.supervisor().spawn("channel-discovery", move || discovering.clone().discover());
-
-        if let Some(retention) = settings.retention.log {
-            let (inspector, stopping) = (stores.inspector.clone(), relays.stopping().clone());
-            let remove = move || retention::remove_expired(inspector.clone(), retention, stopping.clone());
-            relays.supervisor().spawn(LOG_RETENTION, remove);
+        let channels = Channels::new(&stores, framed.clone(), own_buses, topics.clone(), relays.clone(), &settings);
+        let sources = Sources::new(sources);
+        if roles.has(Role::Channels) {
+            channels.start().await?;
+            sources.start(&channels);
         }
+
+        retention::start(&stores, &settings, relays.supervisor());
 
         let pipeline = Pipeline {
             bus: framed,
@@ -147,14 +178,22 @@ impl Hub {
             relays: relays.clone(),
             settings,
         };
-        pipeline.start_event_processor(SubscriptionMatcher::new(stores.registry.clone())).await?;
-        pipeline.start_outbox_processor().await?;
-        pipeline.start_dlt_intake(&dead_letters).await?;
-        pipeline.start_dlt_retry(&dead_letters);
+        if roles.has(Role::Processor) {
+            pipeline.start_event_processor(SubscriptionMatcher::new(stores.registry.clone())).await?;
+        }
+        if roles.has(Role::Delivery) {
+            pipeline.start_outbox_processor().await?;
+        }
+        if roles.has(Role::Dlt) {
+            pipeline.start_dlt_intake(&dead_letters).await?;
+            pipeline.start_dlt_retry(&dead_letters);
+        }
 
-        Ok(Self {
+        let hub = Arc::new(Self {
             ingest: Ingest::start(channels.clone().into_store(), relays.supervisor()),
-            readiness: ReadinessCheck::new(&pipeline.settings, channels, has_external_bus, registry),
+            channels,
+            sources,
+            readiness: ReadinessCheck::new(&pipeline.settings, has_external_bus, registry),
             builtin_registry,
             registrations: Registrations::new(stores.registry.clone(), sealer),
             topics: pipeline.topics,
@@ -163,7 +202,15 @@ impl Hub {
             stores,
             dead_letters,
             relays,
-        })
+            roles,
+        });
+        watchdog::start(&hub);
+        Ok(hub)
+    }
+
+    /// What this process does.
+    pub fn roles(&self) -> &Roles {
+        &self.roles
     }
 
     /// Accepts events.
@@ -184,6 +231,7 @@ impl Hub {
     /// Starts no new deliveries, waits for those in flight, releases all other claims, and closes the database.
     pub async fn stop(&self) {
         self.relays.supervisor().stop().await;
+        self.sources.close().await;
         self.database.close().await;
     }
 }
@@ -254,7 +302,7 @@ impl Pipeline {
         };
         let sink = FanOut::new(self.bus.clone(), matcher, &self.settings);
         let options = self.pipeline_options(RetryPolicy::forever());
-        self.start_group(EVENT_PROCESSOR, Topics::Prefix(self.topics.all_events()), reading, sink, options).await
+        self.start_group(EVENT_PROCESSOR, self.topics.all_events(), reading, sink, options).await
     }
 
     async fn start_outbox_processor(&self) -> Result<(), StoreError> {

@@ -14,8 +14,9 @@ impl Hub {
     /// Sets the gauge that shows for each relay how long its oldest due item has been waiting.
     pub async fn measure_lag(&self) -> Result<(), StoreError> {
         let channels = self.stores.outbox.oldest_due_by_type().await?;
-        let channels = channels.into_iter().map(|(event_type, lag)| (relay_name(&event_type), lag));
+        let channels = channels.into_iter().map(|(event_type, lag)| (relay_name(None, &event_type), lag));
         let mut lags: Vec<(String, Duration)> = channels.collect();
+        self.sources.measure();
         lags.extend(self.stores.inspector.lag_of_groups().await?);
         lags.extend(self.stores.dead_letters.oldest_due().await?.map(|lag| (DLT_RETRY.to_owned(), lag)));
 

@@ -6,6 +6,7 @@
 
 mod attempt_log;
 mod bus_status;
+mod channel_status;
 mod channels;
 mod credentials;
 mod dead_letters;
@@ -27,18 +28,21 @@ mod readiness;
 mod registrations;
 mod relays;
 mod retention;
+mod roles;
 mod secrets;
 mod settings;
+mod sources;
 mod stalls;
 mod subscription_input;
 mod supervisor;
 mod topic_records;
 mod topics;
+mod watchdog;
 mod watched;
 mod webhook_dispatcher;
 
 pub use channels::ChannelError;
-pub use hub::{ExternalBus, Hub, Parts, StartError};
+pub use hub::{ChannelBus, ExternalBus, Hub, Parts, StartError};
 pub use ingest::{Accepted, Ingest, IngestError};
 pub use posthaste_core::hub_store::{
     Created, DeadLetterCursor, DeadLetterFilter, DeadLetterSort, DeadLetterSortKey, DeadLetterStatus, PageRequest,
@@ -46,9 +50,12 @@ pub use posthaste_core::hub_store::{
 };
 pub use readiness::{PartStatus, Readiness};
 pub use registrations::{Listed, RegistrationError, Registrations, Versioned};
+pub use roles::{Role, Roles, UnknownRole};
 pub use secrets::{Sealer, SecretError};
 pub use settings::{
-    Acks, BusSettings, ChannelSettings, ClientSettings, Compatibility, Compression, DeliverySettings, DltSettings,
-    OutboxSettings, RetentionSettings, RoutingRule, RoutingSettings, Settings, Violation,
+    Acks, BusSettings, ChannelSettings, CleanupSettings, ClientSettings, Compatibility, Compression, DeliverySettings,
+    DltSettings, IngestSettings, OutboxSettings, RegistryAuth, RetentionSettings, RoutingRule, RoutingSettings,
+    Settings, SourceSettings, Violation,
 };
+pub use sources::{SourcePart, source_error};
 pub use subscription_input::{SubscriptionReplacement, SubscriptionRequest};

@@ -9,8 +9,9 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
 use crate::Hub;
-use crate::channels::Channels;
+use crate::channels::{Channels, relay_name};
 use crate::hub::{DLT_INTAKE, DLT_RETRY, EVENT_PROCESSOR, LONGEST_REQUEST, OUTBOX_PROCESSOR};
+use crate::roles::Role;
 use crate::settings::Settings;
 use crate::stalls::{StallDetector, WaitingWork};
 
@@ -23,14 +24,22 @@ const AWAY_TIMEOUT: Duration = Duration::from_secs(1);
 const DATABASE: &str = "database";
 const BUS: &str = "bus";
 const REGISTRY: &str = "registry";
-/// The parts that are always shown. Channels are shown only if they fail.
-const PARTS: [&str; 7] =
-    [DATABASE, "ingest", "channel-discovery", EVENT_PROCESSOR, OUTBOX_PROCESSOR, DLT_INTAKE, DLT_RETRY];
+/// The parts that are always shown, and the role that they belong to. Channels and sources are shown only if they fail.
+const PARTS: [(&str, Role); 6] = [
+    ("ingest", Role::Ingest),
+    ("channel-discovery", Role::Channels),
+    (EVENT_PROCESSOR, Role::Processor),
+    (OUTBOX_PROCESSOR, Role::Delivery),
+    (DLT_INTAKE, Role::Dlt),
+    (DLT_RETRY, Role::Dlt),
+];
 
 /// The status of each part of the hub.
 #[derive(Clone, Debug)]
 pub struct Readiness {
     pub parts: BTreeMap<String, PartStatus>,
+    /// The parts that make no progress while work waits, and why. Parts that wait for a dependency are not among them.
+    pub(crate) stalled: BTreeMap<String, String>,
 }
 
 /// The status of one part.
@@ -57,14 +66,13 @@ impl Readiness {
 
 /// Checks readiness, and remembers the last check.
 pub(crate) struct ReadinessCheck {
-    channels: Channels,
     has_external_bus: bool,
     /// The Schema Registry, if it is not built in.
     registry: Option<Arc<dyn SchemaRegistry>>,
     /// How long the built-in bus keeps records that every group has done.
     retention: Option<Duration>,
     /// How long a relay may make no progress while work waits. The time of a request to an endpoint is added to it.
-    stall_timeout: Duration,
+    pub(crate) stall_timeout: Duration,
     state: Mutex<State>,
 }
 
@@ -75,20 +83,25 @@ struct State {
 }
 
 impl ReadinessCheck {
-    pub(crate) fn new(
-        settings: &Settings,
-        channels: Channels,
-        has_external_bus: bool,
-        registry: Option<Arc<dyn SchemaRegistry>>,
-    ) -> Self {
+    pub(crate) fn new(settings: &Settings, has_external_bus: bool, registry: Option<Arc<dyn SchemaRegistry>>) -> Self {
         // After a crash, work may wait for the end of a lease; an idle relay may sleep for its poll interval.
         let stall_timeout = settings.outbox.lease.max(2 * settings.outbox.poll_interval);
         let retention = settings.retention.log.filter(|_| !has_external_bus);
-        Self { channels, has_external_bus, registry, retention, stall_timeout, state: Mutex::default() }
+        Self { has_external_bus, registry, retention, stall_timeout, state: Mutex::default() }
+    }
+
+    /// True if the hub needs more than its database.
+    fn has_external_dependency(&self) -> bool {
+        self.has_external_bus || self.registry.is_some()
     }
 }
 
 impl Hub {
+    /// True if the bus is not in the database.
+    pub fn has_external_bus(&self) -> bool {
+        self.readiness.has_external_bus
+    }
+
     /// Checks that the database accepts writes, that the bus answers, that every task runs, and that no relay is stalled
     /// while work waits for it.
     pub async fn readiness(&self) -> Readiness {
@@ -101,12 +114,15 @@ impl Hub {
             return last.clone();
         }
         let mut failing = self.relays.supervisor().health().failing();
+        let down = self.sources.down();
+        let of_roles = PARTS.iter().filter(|(_, role)| self.roles.has(*role)).map(|(part, _)| *part);
         let mut parts: BTreeMap<String, PartStatus> =
-            PARTS.iter().map(|part| ((*part).to_owned(), PartStatus::Ready)).collect();
+            of_roles.chain([DATABASE]).map(|part| (part.to_owned(), PartStatus::Ready)).collect();
         if check.has_external_bus {
             parts.insert(BUS.to_owned(), PartStatus::Ready);
         }
         let registry = self.check_registry().await;
+        let mut stalled = BTreeMap::new();
         let is_registry_away = matches!(registry, Some(PartStatus::Degraded(_)));
         parts.extend(registry.map(|status| (REGISTRY.to_owned(), status)));
         match self.waiting().await {
@@ -116,7 +132,22 @@ impl Hub {
                 parts.extend(lost.into_iter().map(|(part, reason)| (part, PartStatus::Degraded(reason))));
             }
             Ok((waiting, lost)) => {
-                failing.extend(state.stalls.observe(Instant::now(), waiting));
+                let held_back = self.relays.held_back();
+                for (part, stall) in state.stalls.observe(Instant::now(), waiting) {
+                    let waits_for = held_back.get(&part).filter(|_| check.has_external_dependency());
+                    if waits_for.is_none() {
+                        stalled.insert(part.clone(), stall.clone());
+                    }
+                    match waits_for {
+                        // Events are accepted and kept, for example until a topic has enough replicas again.
+                        Some(failure) => _ = parts.insert(part, PartStatus::Degraded(format!("{stall}; {failure}"))),
+                        // The database of the service may be the reason. Everything else works.
+                        None if Channels::is_relay_of_source(&part) => {
+                            _ = parts.insert(part, PartStatus::Degraded(stall))
+                        }
+                        None => _ = failing.insert(part, stall),
+                    }
+                }
                 parts.extend(lost.into_iter().map(|(part, reason)| (part, PartStatus::Degraded(reason))));
             }
             Err(Away::Database(error)) => _ = failing.insert(DATABASE.to_owned(), error.chain()),
@@ -126,10 +157,17 @@ impl Hub {
                 parts.insert(BUS.to_owned(), PartStatus::Degraded(reason));
             }
         }
+        // The other sources are read, and events are accepted.
+        parts.extend(down.into_iter().map(|(source, reason)| (source, PartStatus::Degraded(reason))));
         parts.extend(failing.into_iter().map(|(part, reason)| (part, PartStatus::Unready(reason))));
-        let readiness = Readiness { parts };
+        let readiness = Readiness { parts, stalled };
         state.last = Some((Instant::now(), readiness.clone()));
         readiness
+    }
+
+    /// True if this process runs a member of the group.
+    fn runs(&self, group: &str) -> bool {
+        PARTS.iter().any(|(part, role)| *part == group && self.roles.has(*role))
     }
 
     async fn check_database(&self) -> Result<(), StoreError> {
@@ -169,9 +207,20 @@ impl Hub {
         let stall_timeout = self.readiness.stall_timeout;
         let with_requests = stall_timeout + LONGEST_REQUEST;
         let (mut waiting, mut lost) = (Vec::new(), BTreeMap::new());
-        let mut due: BTreeSet<String> = self.readiness.channels.due_relays().into_iter().collect();
+        // Other processes may have claimed the rows that are due, so only rows that are due for long count.
+        let oldest_due = match self.roles.has(Role::Channels) {
+            true => self.stores.outbox.oldest_due_by_type().await?,
+            false => Vec::new(),
+        };
+        let late = oldest_due.into_iter().filter(|(_, age)| *age > stall_timeout / 2);
+        // Events of a paused channel wait because an operator or the configuration says so.
+        let late = late.filter(|(event_type, _)| !self.channels.is_held(event_type));
+        let is_ordered = self.stores.outbox.is_ordered();
+        let relay_of = |event_type: &str| relay_name(None, if is_ordered { "" } else { event_type });
+        let mut due: BTreeSet<String> = late.map(|(event_type, _)| relay_of(&event_type)).collect();
+        due.extend(self.sources.late_relays(stall_timeout / 2, &self.channels));
         // Events that the bus did not accept are due later, but they still count as waiting work.
-        due.extend(self.relays.held_back().filter(|relay| Channels::is_relay(relay)));
+        due.extend(self.relays.held_back().into_keys().filter(|relay| Channels::is_relay(relay)));
         for part in due {
             let progress = self.relays.progress(&part).completed.to_string();
             waiting.push(WaitingWork { part, work: "due events".to_owned(), progress, stall_timeout });
@@ -179,6 +228,9 @@ impl Hub {
         for backlog in self.backlogs().await? {
             if backlog.is_position_lost {
                 lost.entry(backlog.group.clone()).or_insert_with(|| lost_position(&backlog));
+                continue;
+            }
+            if !self.runs(&backlog.group) {
                 continue;
             }
             let is_requests = backlog.group == OUTBOX_PROCESSOR;
@@ -200,7 +252,7 @@ impl Hub {
                 }
             }
         }
-        if self.stores.dead_letters.is_due().await? {
+        if self.roles.has(Role::Dlt) && self.stores.dead_letters.is_due().await? {
             // Dead letters of an endpoint that hangs are due and wait. A look at them is progress.
             let progress = self.dead_letters.looks().to_string();
             let (part, work) = (DLT_RETRY.to_owned(), "due dead letters".to_owned());

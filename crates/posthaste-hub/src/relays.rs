@@ -1,9 +1,12 @@
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use posthaste_core::{Relay, RelayOptions, Sink, Source, StoreError, lock};
+use tokio::sync::Notify;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::attempt_log::{AttemptLog, Described};
@@ -14,16 +17,28 @@ use crate::watched::{Counts, RelayProgress, Watched};
 pub(crate) type MakeSource<S> = Box<dyn Fn() -> MadeSource<S> + Send + Sync>;
 type MadeSource<S> = Pin<Box<dyn Future<Output = Result<S, StoreError>> + Send>>;
 
+/// How long a relay may take to stop after its drain time, before it is dropped.
+const STOP_MARGIN: Duration = Duration::from_secs(10);
+
 /// The relays that run in this process, each a task of the supervisor.
 #[derive(Clone, Default)]
 pub(crate) struct Relays {
     supervisor: Supervisor,
-    progress: Arc<Mutex<BTreeMap<String, Arc<RelayProgress>>>>,
+    running: Arc<Mutex<BTreeMap<String, RunningRelay>>>,
     log: Arc<AttemptLog>,
 }
 
+/// What the hub knows of a relay that runs.
+#[derive(Clone, Default)]
+struct RunningRelay {
+    progress: Arc<RelayProgress>,
+    /// Asks the relay to restart.
+    restart: Arc<Notify>,
+}
+
 impl Relays {
-    /// Starts a relay on the source `first`. After a panic, the relay restarts with a source from `make`.
+    /// Starts a relay on the source `first`. After a panic or [`restart`](Self::restart), the relay continues with a source
+    /// from `make`.
     pub(crate) fn start<S, K>(
         &self,
         name: impl Into<String>,
@@ -36,14 +51,14 @@ impl Relays {
         K: Sink<Item = S::Item>,
     {
         let name: Arc<str> = name.into().into();
-        let progress = Arc::new(RelayProgress::default());
-        lock(&self.progress).insert(name.to_string(), progress.clone());
+        let running = RunningRelay::default();
+        lock(&self.running).insert(name.to_string(), running.clone());
         let task = Arc::new(RelayTask {
             name: name.clone(),
             make,
             sink: Arc::new(sink),
             options,
-            progress,
+            running,
             log: self.log.clone(),
             first: Mutex::new(Some(first)),
             last: Mutex::new(None),
@@ -60,16 +75,22 @@ impl Relays {
         self.supervisor.stopping()
     }
 
-    /// The progress of this relay.
-    pub(crate) fn progress(&self, relay: &str) -> Counts {
-        lock(&self.progress).get(relay).map(|progress| progress.counts()).unwrap_or_default()
+    /// Stops this relay and starts it again. Does nothing if no such relay runs here.
+    pub(crate) fn restart(&self, relay: &str) {
+        if let Some(running) = lock(&self.running).get(relay) {
+            running.restart.notify_one();
+        }
     }
 
-    /// The relays whose last attempt failed because of a dependency.
-    pub(crate) fn held_back(&self) -> impl Iterator<Item = String> {
-        let progress = lock(&self.progress);
-        let held_back = progress.iter().filter(|(_, progress)| progress.is_held_back());
-        held_back.map(|(name, _)| name.clone()).collect::<Vec<_>>().into_iter()
+    /// The progress of this relay.
+    pub(crate) fn progress(&self, relay: &str) -> Counts {
+        lock(&self.running).get(relay).map(|running| running.progress.counts()).unwrap_or_default()
+    }
+
+    /// The relays whose last attempt failed because of a dependency, and that failure.
+    pub(crate) fn held_back(&self) -> BTreeMap<String, String> {
+        let running = lock(&self.running);
+        running.iter().filter_map(|(name, running)| Some((name.clone(), running.progress.held_back()?))).collect()
     }
 }
 
@@ -79,7 +100,7 @@ struct RelayTask<S: Source, K> {
     make: MakeSource<S>,
     sink: Arc<K>,
     options: RelayOptions,
-    progress: Arc<RelayProgress>,
+    running: RunningRelay,
     log: Arc<AttemptLog>,
     /// The source of the first start.
     first: Mutex<Option<S>>,
@@ -96,11 +117,27 @@ where
         match self.next_source().await {
             Ok(source) => {
                 let relay = Relay::new(self.name.to_string(), source, self.sink.clone(), self.options.clone());
-                relay.run(stop).await;
+                self.run_until_restart(relay, stop).await;
             }
             Err(error) => {
                 tracing::error!(relay = &*self.name, error = error.chain(), "failed to make the source of a relay")
             }
+        }
+    }
+
+    /// Runs the relay until the hub stops or somebody asks for a restart. A relay that is stuck may not be able to stop:
+    /// it is dropped then, and its claims end with their leases.
+    async fn run_until_restart(&self, relay: Relay<Watched<S>, K>, stop: CancellationToken) {
+        let stop_this_run = stop.child_token();
+        let mut run = pin!(relay.run(stop_this_run.clone()));
+        tokio::select! {
+            biased;
+            () = run.as_mut() => return,
+            () = self.running.restart.notified() => {}
+        }
+        stop_this_run.cancel();
+        if timeout(self.options.drain + STOP_MARGIN, run).await.is_err() {
+            tracing::warn!(relay = &*self.name, "a relay did not stop: its claims end with their leases");
         }
     }
 
@@ -117,7 +154,7 @@ where
             Some(source) => source,
             None => (self.make)().await?,
         };
-        let watched = Watched::new(self.name.clone(), source, self.progress.clone(), self.log.clone());
+        let watched = Watched::new(self.name.clone(), source, self.running.progress.clone(), self.log.clone());
         let watched = Arc::new(watched);
         *lock(&self.last) = Some(watched.clone());
         Ok(watched)
@@ -127,11 +164,9 @@ where
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::Duration;
 
     use async_trait::async_trait;
     use posthaste_core::{Claim, Claimed, Delivery, Settled, Settlement, Wakeup};
-    use tokio::sync::Notify;
 
     use super::*;
 
@@ -159,9 +194,10 @@ mod tests {
         }
     }
 
-    /// A source that panics at the first claim of the test. Siblings share the count of claims.
+    /// A source whose first claim of the test panics or never returns. Siblings share the count of claims.
     #[derive(Default)]
     struct Fragile {
+        first_claim_hangs: bool,
         claims: Arc<AtomicUsize>,
         closed: Arc<AtomicUsize>,
         wakeup: Wakeup,
@@ -170,7 +206,12 @@ mod tests {
     impl Fragile {
         /// Another source that shares the counters.
         fn sibling(&self) -> Self {
-            Self { claims: self.claims.clone(), closed: self.closed.clone(), wakeup: Wakeup::default() }
+            Self {
+                first_claim_hangs: self.first_claim_hangs,
+                claims: self.claims.clone(),
+                closed: self.closed.clone(),
+                wakeup: Wakeup::default(),
+            }
         }
     }
 
@@ -179,7 +220,11 @@ mod tests {
         type Item = Item;
 
         async fn claim(&self, _: usize) -> Result<Claim<Item>, StoreError> {
-            assert!(self.claims.fetch_add(1, Ordering::Relaxed) > 0, "the first claim is broken");
+            let is_first = self.claims.fetch_add(1, Ordering::Relaxed) == 0;
+            if is_first && self.first_claim_hangs {
+                return std::future::pending().await;
+            }
+            assert!(!is_first, "the first claim is broken");
             Ok(Claim { items: vec![Claimed::new(Item, 1, 1)], next_due: Some(Duration::from_secs(60)) })
         }
 
@@ -251,6 +296,22 @@ mod tests {
         assert!(relays.progress("relay").completed > 0);
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn a_restart_replaces_a_relay_that_cannot_stop() {
+        let (relays, arrived) = (Relays::default(), Arc::new(Notify::new()));
+        let source = Fragile { first_claim_hangs: true, ..Fragile::default() };
+        let (claims, make) = (source.claims.clone(), again(&source));
+        relays.start("relay", source, make, Arrivals(arrived.clone()), RelayOptions::default());
+        while claims.load(Ordering::Relaxed) == 0 {
+            tokio::task::yield_now().await;
+        }
+        relays.restart("another relay");
+        relays.restart("relay");
+        tokio::time::timeout(Duration::from_secs(60), arrived.notified()).await.unwrap();
+        relays.supervisor().stop().await;
+        assert!(relays.progress("relay").completed > 0);
+    }
+
     #[tokio::test]
     async fn the_source_of_a_failed_relay_is_closed_before_the_next_one_is_made() {
         let source = Fragile::default();
@@ -260,7 +321,7 @@ mod tests {
             make,
             sink: Arc::new(Arrivals(Arc::default())),
             options: RelayOptions::default(),
-            progress: Arc::default(),
+            running: RunningRelay::default(),
             log: Arc::default(),
             first: Mutex::new(Some(source)),
             last: Mutex::new(None),

@@ -41,6 +41,11 @@ pub enum SecretError {
          its credentials again", path = .0.display()
     )]
     Missing(PathBuf),
+    #[error(
+        "key file {path} is missing, and all servers on this database need the same key: copy it from another server, or make \
+         one with `openssl rand -hex 32 >{path} && chmod 600 {path}`", path = .0.display()
+    )]
+    Unshared(PathBuf),
     #[error("key file {} can be used by other users (mode {mode:03o}): run `chmod 600 {}`", path.display(), path.display())]
     NotPrivate { path: PathBuf, mode: u32 },
     #[error("key file {0} does not hold 64 hexadecimal digits: restore it from a backup")]

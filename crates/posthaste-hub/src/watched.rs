@@ -1,9 +1,9 @@
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use posthaste_core::{Claim, Claimed, Disposition, Settled, Settlement, Source, StoreError, Wakeup};
+use posthaste_core::{Claim, Claimed, Disposition, Settled, Settlement, Source, StoreError, Wakeup, lock};
 
 use crate::attempt_log::{AttemptLog, Described};
 
@@ -12,8 +12,8 @@ use crate::attempt_log::{AttemptLog, Described};
 pub(crate) struct RelayProgress {
     settled: AtomicU64,
     completed: AtomicU64,
-    /// The last attempt failed because of a dependency.
-    held_back: AtomicBool,
+    /// Why the last attempt failed, if a dependency was the reason.
+    held_back: Mutex<Option<String>>,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -29,8 +29,9 @@ impl RelayProgress {
         Counts { settled: self.settled.load(Ordering::Relaxed), completed: self.completed.load(Ordering::Relaxed) }
     }
 
-    pub(crate) fn is_held_back(&self) -> bool {
-        self.held_back.load(Ordering::Relaxed)
+    /// Why the last attempt failed, if a dependency was the reason.
+    pub(crate) fn held_back(&self) -> Option<String> {
+        lock(&self.held_back).clone()
     }
 
     fn settled(&self, disposition: &Disposition) {
@@ -38,13 +39,13 @@ impl RelayProgress {
         match disposition {
             Disposition::Retry { counted: false, failure, .. } => {
                 // A snooze says nothing about a dependency.
-                if failure.is_some() {
-                    self.held_back.store(true, Ordering::Relaxed);
+                if let Some(failure) = failure {
+                    *lock(&self.held_back) = Some(failure.to_string());
                 }
             }
             _ => {
                 self.completed.fetch_add(1, Ordering::Relaxed);
-                self.held_back.store(false, Ordering::Relaxed);
+                *lock(&self.held_back) = None;
             }
         }
     }

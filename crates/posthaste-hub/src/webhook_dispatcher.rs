@@ -58,11 +58,14 @@ impl WebhookDispatcher {
             biased;
             // During a stop, requests in flight finish and no new ones are sent.
             () = self.stopping.cancelled() => return Some(NOT_NOW),
-            permit = place.acquire() => permit?,
+            permit = place.acquire() => permit,
         };
+        // Also without a permit: after its lease, another process may have delivered it, and a dead letter would deliver it
+        // again.
         if !delivery.may_start() {
             return Some(NOT_NOW);
         }
+        let permit = permit?;
         // Made now and not before the wait for the permit, because it copies the payload.
         let request = match self.request(message, attempt, at_least) {
             Ok(request) => request,

@@ -1,14 +1,20 @@
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use posthaste_core::{FaultKind, StoreError};
 use rdkafka::admin::{AdminOptions, ResourceSpecifier};
+use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::KafkaError;
 
-use crate::KafkaBus;
+use crate::context::LoggingContext;
 use crate::errors::failed;
 use crate::positions::TIMEOUT;
+use crate::{KafkaBus, KafkaOptions};
 
 const CHECKING: &str = "check Kafka";
+/// How long a client may take to tell why no broker answers.
+const REASON_TIMEOUT: Duration = Duration::from_secs(4);
+const POLL: Duration = Duration::from_millis(20);
 /// How many topics a message names.
 const MAX_NAMED: usize = 3;
 
@@ -23,12 +29,18 @@ impl KafkaBus {
     /// Contacts the cluster and describes it. Fails with what is wrong: it cannot be reached, it is too small for the
     /// configured replication, or topics have other settings than the configuration.
     pub async fn check(&self) -> Result<String, StoreError> {
-        let cluster = self.cluster().await.map_err(|error| {
-            let brokers = self.0.options.brokers.join(",");
-            let why =
-                format!("no broker of {brokers} answers ({error}): check bus.url, and [bus.kafka] for TLS and SASL");
-            StoreError::new(CHECKING, FaultKind::Transient, why)
-        })?;
+        let cluster = match self.cluster().await {
+            Ok(cluster) => cluster,
+            Err(error) => {
+                let options = self.0.options.clone();
+                let reason = tokio::task::spawn_blocking(move || reason(&options)).await.ok().flatten();
+                let (brokers, reason) = (self.0.options.brokers.join(","), reason.unwrap_or(error.to_string()));
+                let why = format!(
+                    "no broker of {brokers} answers ({reason}): check bus.url, and [bus.kafka] for TLS and SASL"
+                );
+                return Err(StoreError::new(CHECKING, FaultKind::Transient, why));
+            }
+        };
         let mut wrong = self.wrong_settings(&cluster);
         wrong.extend(self.small_topics(&cluster).await?);
         match wrong.is_empty() {
@@ -38,10 +50,10 @@ impl KafkaBus {
     }
 
     async fn cluster(&self) -> Result<Cluster, KafkaError> {
-        let (admin, prefix) = (self.0.topics.admin(), format!("{}.", self.0.options.topic_prefix));
+        let (admin, options) = (self.0.topics.admin(), self.0.options.clone());
         let asked = tokio::task::spawn_blocking(move || {
             let metadata = admin.inner().fetch_metadata(None, TIMEOUT)?;
-            let ours = metadata.topics().iter().filter(|topic| topic.name().starts_with(&prefix));
+            let ours = metadata.topics().iter().filter(|topic| options.is_ours(topic.name()));
             let topics = ours.map(|topic| {
                 let replicas = topic.partitions().iter().map(|partition| partition.replicas().len()).min();
                 (topic.name().to_owned(), (topic.partitions().len(), replicas.unwrap_or_default()))
@@ -97,6 +109,19 @@ impl KafkaBus {
             format!("the largest events do not fit into {topics}: set max.message.bytes of the topic to {needed}")
         }))
     }
+}
+
+/// Why no broker answers, as a new client reports it.
+fn reason(options: &KafkaOptions) -> Option<String> {
+    let config = options.consumer_config("check");
+    let client: BaseConsumer<LoggingContext> = config.create_with_context(LoggingContext::default()).ok()?;
+    let deadline = Instant::now() + REASON_TIMEOUT;
+    // It fails as before. Only a poll tells why.
+    let _ = client.fetch_metadata(None, REASON_TIMEOUT / 2);
+    while client.context().last_error().is_none() && Instant::now() < deadline {
+        let _ = client.poll(POLL);
+    }
+    client.context().last_error()
 }
 
 /// The first names of a list, and how many more there are; `None` for an empty list.

@@ -12,7 +12,7 @@ const MAX_METADATA: usize = 4_096;
 /// The text begins with the version of its format.
 const VERSION: &str = "1 ";
 /// The longest text of a completed set.
-pub(crate) const MAX_COMPLETED_TEXT: usize = MAX_METADATA - VERSION.len();
+pub const MAX_COMPLETED_TEXT: usize = MAX_METADATA - VERSION.len();
 
 fn metadata(progress: &Progress) -> String {
     format!("{VERSION}{}", progress.encode())

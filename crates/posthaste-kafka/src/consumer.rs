@@ -74,6 +74,8 @@ pub(crate) struct State {
     /// Partitions with progress that is not committed.
     pub(crate) uncommitted: Uncommitted,
     pub(crate) is_closed: bool,
+    /// Why the client can do nothing any more, for example because another process uses its `group.instance.id`.
+    pub(crate) fatal: Option<String>,
     /// When the consumer was last used.
     pub(crate) used_at: Instant,
 }
@@ -91,12 +93,14 @@ impl State {
         self.used_at.elapsed() >= lease && self.assignment.ids().next().is_some()
     }
 
-    /// True if earlier acks do not become durable: the cluster is out of reach. Then more acks are refused, so that the
-    /// engine starts no deliveries, which would all be repeated if the session ended. While partitions are revoked, acks
-    /// are accepted, because their commit waits for all of them.
-    fn refuses_acks(&self, lease: Duration) -> bool {
+    /// True if earlier acks of these partitions do not become durable: the cluster is out of reach. Then more acks are
+    /// refused, so that the engine starts no deliveries, which would all be repeated if the session ended. While
+    /// partitions are revoked, acks are accepted, because their commit waits for all of them.
+    fn refuses_acks(&self, positions: &[&Position], lease: Duration) -> bool {
         let is_revoking = self.assignment.kept() < self.assignment.ids().count();
-        self.uncommitted.is_overdue(Instant::now(), lease) && !is_revoking
+        let now = Instant::now();
+        let mut partitions = positions.iter().filter_map(|position| self.assignment.id_of(position));
+        partitions.any(|id| self.uncommitted.is_overdue(id, now, lease)) && !is_revoking
     }
 
     /// The consumer has left the group.
@@ -130,6 +134,7 @@ impl GroupConsumer {
                 appended_at: HashMap::new(),
                 uncommitted: Uncommitted::default(),
                 is_closed: false,
+                fatal: None,
                 used_at: Instant::now(),
             }),
             wakeup: Wakeup::default(),
@@ -166,7 +171,7 @@ impl Shared {
         if state.is_expired(self.lease) {
             return Ok(vec![Settled::LostLease; positions.len()]);
         }
-        if state.refuses_acks(self.lease) {
+        if state.refuses_acks(positions, self.lease) {
             let why = "earlier acks could not be committed for longer than a lease";
             return Err(StoreError::new("ack to Kafka", FaultKind::Transient, why));
         }
@@ -198,13 +203,16 @@ impl Shared {
         Ok(settled)
     }
 
-    fn hand_out(&self, limit: usize) -> Vec<Fetched> {
+    fn hand_out(&self, limit: usize) -> Result<Vec<Fetched>, StoreError> {
         let mut state = lock(&self.state);
+        if let Some(why) = &state.fatal {
+            return Err(StoreError::new("read from Kafka", FaultKind::Permanent, why.clone()));
+        }
         if state.is_expired(self.lease) {
-            return Vec::new();
+            return Ok(Vec::new());
         }
         state.used_at = Instant::now();
-        let State { assignment, buffer, buffered_bytes, appended_at, .. } = &mut *state;
+        let State { assignment, buffer, buffered_bytes, appended_at, uncommitted, .. } = &mut *state;
         let mut fetched = Vec::new();
         let mut kept = VecDeque::new();
         while fetched.len() < limit
@@ -219,6 +227,10 @@ impl Shared {
                 continue;
             }
             *buffered_bytes -= record.size();
+            // Records of transactions leave gaps between the offsets, and so does compaction.
+            if assignment.skip_missing(record.partition_id, record.offset) {
+                uncommitted.add([record.partition_id], Instant::now());
+            }
             if let Some(position) = assignment.hand_out(record.partition_id, record.offset) {
                 let Buffered { key, value, headers, damage, .. } = record;
                 fetched.push(Fetched { position, key, value, headers, damage });
@@ -230,15 +242,14 @@ impl Shared {
         // The records of paused partitions come first again, in their order.
         kept.append(buffer);
         *buffer = kept;
-        fetched
+        Ok(fetched)
     }
 }
 
 #[async_trait]
 impl Consumer for GroupConsumer {
     async fn fetch(&self, limit: usize) -> Result<Vec<Fetched>, StoreError> {
-        let fetched = self.member.shared.hand_out(limit);
-        Ok(fetched)
+        self.member.shared.hand_out(limit)
     }
 
     async fn ack(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {

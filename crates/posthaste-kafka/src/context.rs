@@ -5,12 +5,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use posthaste_core::lock;
 use rdkafka::config::RDKafkaLogLevel;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
-use rdkafka::error::KafkaError;
+use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::types::RDKafkaRespErr;
 use rdkafka::{ClientContext, TopicPartitionList};
 
 /// Writes what the client library says to the log.
-pub(crate) struct LoggingContext;
+#[derive(Default)]
+pub(crate) struct LoggingContext {
+    last_error: Mutex<Option<String>>,
+}
+
+impl LoggingContext {
+    /// The last error that a poll of the client reported. It says more than the error of a call, for example that a
+    /// password is wrong.
+    pub(crate) fn last_error(&self) -> Option<String> {
+        lock(&self.last_error).clone()
+    }
+}
 
 impl ClientContext for LoggingContext {
     fn log(&self, level: RDKafkaLogLevel, facility: &str, message: &str) {
@@ -19,6 +30,10 @@ impl ClientContext for LoggingContext {
 
     fn error(&self, error: KafkaError, reason: &str) {
         log_error(&error, reason);
+        // That all brokers are down only follows from what was reported before.
+        if error.rdkafka_error_code() != Some(RDKafkaErrorCode::AllBrokersDown) {
+            *lock(&self.last_error) = Some(reason.to_owned());
+        }
     }
 }
 

@@ -13,7 +13,11 @@ pub(crate) fn not_created(error: KafkaError) -> StoreError {
     const DOING: &str = "create a Kafka client";
     match error {
         KafkaError::ClientConfig(_, why, name, _) => {
-            StoreError::new(DOING, FaultKind::Permanent, format!("setting {name}: {why}"))
+            let hint = match why.contains("OpenSSL not available") {
+                true => ": build with the feature kafka-tls",
+                false => "",
+            };
+            StoreError::new(DOING, FaultKind::Permanent, format!("setting {name}: {why}{hint}"))
         }
         other => failed(DOING, other),
     }
@@ -49,5 +53,15 @@ pub(crate) fn is_rebalance(code: RDKafkaErrorCode) -> bool {
             | RDKafkaErrorCode::RebalanceInProgress
             | RDKafkaErrorCode::UnknownMemberId
             | RDKafkaErrorCode::StaleMemberEpoch
+    )
+}
+
+/// True if a commit of several partitions may have failed because of one of them.
+pub(crate) fn is_of_one_partition(code: RDKafkaErrorCode) -> bool {
+    matches!(
+        code,
+        RDKafkaErrorCode::OffsetMetadataTooLarge
+            | RDKafkaErrorCode::TopicAuthorizationFailed
+            | RDKafkaErrorCode::UnknownTopicOrPartition
     )
 }

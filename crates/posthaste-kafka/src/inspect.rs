@@ -58,7 +58,7 @@ impl Groups {
 
 /// A client that asks about a group and is not a member of it.
 fn client(options: &KafkaOptions, group: &str) -> KafkaResult<Client> {
-    Ok(Arc::new(options.consumer_config(group).create_with_context(LoggingContext)?))
+    Ok(Arc::new(options.consumer_config(group).create_with_context(LoggingContext::default())?))
 }
 
 /// A partition, and the progress of each group in it.
@@ -73,9 +73,9 @@ impl KafkaBus {
     async fn partitions(&self) -> Result<Vec<PartitionState>, StoreError> {
         let clients = lock(&self.0.groups.clients).clone();
         let Some(first) = clients.values().next().cloned() else { return Ok(Vec::new()) };
-        let prefix = self.0.options.topic_prefix.clone();
+        let options = self.0.options.clone();
         blocking("ask Kafka about topics", move || {
-            let partitions = our_partitions(&first, &prefix)?;
+            let partitions = our_partitions(&first, &options)?;
             let mut states: BTreeMap<TopicPartition, PartitionState> = bounds(&first, &partitions)?
                 .into_iter()
                 .map(|(partition, bounds)| {
@@ -190,11 +190,10 @@ impl BusInspector for KafkaBus {
     }
 }
 
-/// The partitions of the topics with this prefix.
-fn our_partitions(client: &BaseConsumer<LoggingContext>, prefix: &str) -> KafkaResult<Vec<TopicPartition>> {
-    let prefix = format!("{prefix}.");
+/// The partitions of our topics.
+fn our_partitions(client: &BaseConsumer<LoggingContext>, options: &KafkaOptions) -> KafkaResult<Vec<TopicPartition>> {
     let metadata = client.fetch_metadata(None, TIMEOUT)?;
-    let ours = metadata.topics().iter().filter(|topic| topic.name().starts_with(&prefix));
+    let ours = metadata.topics().iter().filter(|topic| options.is_ours(topic.name()));
     let partitions = ours.flat_map(|topic| {
         let has_leader = topic.partitions().iter().filter(|partition| partition.leader() >= 0);
         has_leader.map(|partition| (topic.name().to_owned(), partition.id()))
@@ -203,7 +202,8 @@ fn our_partitions(client: &BaseConsumer<LoggingContext>, prefix: &str) -> KafkaR
 }
 
 fn read(options: &KafkaOptions, topic: &str, from: &BTreeMap<u32, i64>, limit: usize) -> KafkaResult<Vec<Fetched>> {
-    let client: BaseConsumer<LoggingContext> = options.consumer_config("tail").create_with_context(LoggingContext)?;
+    let client: BaseConsumer<LoggingContext> =
+        options.consumer_config("tail").create_with_context(LoggingContext::default())?;
     let metadata = client.fetch_metadata(Some(topic), TIMEOUT)?;
     let existing = metadata.topics().iter().filter(|found| found.name() == topic).flat_map(|found| found.partitions());
     let asked_for = existing.map(|partition| partition.id()).filter(|number| from.contains_key(&(*number as u32)));

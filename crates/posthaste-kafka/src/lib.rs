@@ -21,6 +21,7 @@ mod topics;
 mod uncommitted;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::StoreError;
@@ -32,7 +33,11 @@ use inspect::Groups;
 use producer::Producer;
 use topics::TopicCreator;
 
+pub use commit::MAX_COMPLETED_TEXT;
 pub use options::{KafkaOptions, OptionsError};
+
+/// How long a consumer waits for the creation of its topics before it joins its group.
+const CREATE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The bus on a Kafka cluster.
 #[derive(Clone)]
@@ -54,6 +59,19 @@ impl KafkaBus {
     }
 }
 
+impl KafkaBus {
+    /// Creates the topics that a group reads, if they do not exist.
+    async fn create_topics(self, group: String, names: Vec<String>) {
+        let names = names.iter().map(|name| name.as_str().into()).collect();
+        for (topic, partitions) in self.0.topics.partitions_of(names).await {
+            // The consumer finds the topic when a publish has created it.
+            if let Err(error) = partitions {
+                tracing::warn!(group, topic = &*topic, %error, "the topic of a group could not be created yet");
+            }
+        }
+    }
+}
+
 #[async_trait]
 impl Bus for KafkaBus {
     async fn publish(&self, records: Vec<Record>) -> Vec<Result<(), PublishError>> {
@@ -63,14 +81,10 @@ impl Bus for KafkaBus {
     }
 
     async fn subscribe(&self, group: &str, topics: Topics) -> Result<Box<dyn Consumer>, StoreError> {
-        if let Topics::Named(names) = &topics {
-            let names = names.iter().map(|name| name.as_str().into()).collect();
-            for (topic, partitions) in self.0.topics.partitions_of(names).await {
-                // The consumer finds the topic when a publish has created it.
-                if let Err(error) = partitions {
-                    tracing::warn!(group, topic = &*topic, %error, "the topic of a group could not be created yet");
-                }
-            }
+        if !topics.names().is_empty() {
+            // The cluster may be away. The start of a server does not wait for it.
+            let creating = tokio::spawn(self.clone().create_topics(group.to_owned(), topics.names().to_vec()));
+            let _ = tokio::time::timeout(CREATE_TIMEOUT, creating).await;
         }
         let consumer = GroupConsumer::join(&self.0.options, group, &topics)?;
         let added = self.0.groups.add(&self.0.options, consumer.member());

@@ -28,6 +28,8 @@ pub struct KafkaOptions {
     pub brokers: Vec<String>,
     /// The names of our topics and the ids of our groups begin with this and a dot.
     pub topic_prefix: String,
+    /// Our topics whose names do not begin with that.
+    pub other_topics: Vec<String>,
     /// The partitions of a new topic; existing topics keep theirs.
     pub partitions: u32,
     /// On how many brokers a new topic is stored.
@@ -57,6 +59,7 @@ impl Default for KafkaOptions {
         Self {
             brokers: vec!["127.0.0.1:9092".to_owned()],
             topic_prefix: "posthaste".to_owned(),
+            other_topics: Vec::new(),
             partitions: 6,
             replication: 3,
             retention: Some(Duration::from_secs(7 * 24 * 60 * 60)),
@@ -73,6 +76,12 @@ impl KafkaOptions {
     pub fn validate(&self) -> Result<(), OptionsError> {
         let own = self.client.keys().find(|name| OWN_SETTINGS.contains(&name.as_str()));
         own.map_or(Ok(()), |name| Err(OptionsError { name: name.clone() }))
+    }
+
+    /// True if the topic is ours.
+    pub(crate) fn is_ours(&self, topic: &str) -> bool {
+        let has_prefix = topic.strip_prefix(&self.topic_prefix).is_some_and(|rest| rest.starts_with('.'));
+        has_prefix || self.other_topics.iter().any(|other| other == topic)
     }
 
     /// The id of a group in the cluster, which other installations share.
@@ -95,9 +104,8 @@ impl KafkaOptions {
         (MAX_RECORD + RECORD_OVERHEAD).to_string()
     }
 
-    /// What every client needs.
-    fn client_config(&self) -> ClientConfig {
-        let mut config = ClientConfig::new();
+    /// Adds what every client needs, and the settings that are passed through.
+    fn add_client_settings(&self, config: &mut ClientConfig) {
         config.set("client.id", "posthaste").set("socket.keepalive.enable", "true");
         config.set("reconnect.backoff.max.ms", "2000");
         for (name, value) in &self.client {
@@ -105,11 +113,12 @@ impl KafkaOptions {
         }
         config.set("bootstrap.servers", self.brokers.join(","));
         config.set("message.max.bytes", self.max_message());
-        config
     }
 
     pub(crate) fn admin_config(&self) -> ClientConfig {
-        self.client_config()
+        let mut config = ClientConfig::new();
+        self.add_client_settings(&mut config);
+        config
     }
 
     pub(crate) fn producer_config(&self) -> ClientConfig {
@@ -118,7 +127,7 @@ impl KafkaOptions {
         config.set("queue.buffering.max.messages", "100000").set("queue.buffering.max.kbytes", "131072");
         // A publish gets its answer before the lease of the rows that it publishes ends.
         config.set("delivery.timeout.ms", "20000").set("request.timeout.ms", "10000");
-        extend(&mut config, self.client_config());
+        self.add_client_settings(&mut config);
         let is_idempotent = self.acks == "all" || self.acks == "-1";
         config.set("acks", &self.acks).set("enable.idempotence", is_idempotent.to_string());
         config
@@ -136,7 +145,7 @@ impl KafkaOptions {
         let heartbeat = (session_timeout / 5).clamp(Duration::from_millis(50), Duration::from_secs(3));
         config.set("session.timeout.ms", session_timeout.as_millis().to_string());
         config.set("heartbeat.interval.ms", heartbeat.as_millis().to_string());
-        extend(&mut config, self.client_config());
+        self.add_client_settings(&mut config);
         config.set("group.id", self.group_id(group)).set("partition.assignment.strategy", "cooperative-sticky");
         config.set("enable.auto.commit", "false").set("enable.auto.offset.store", "false");
         config.set("enable.partition.eof", "false").set("allow.auto.create.topics", "false");
@@ -146,24 +155,21 @@ impl KafkaOptions {
     }
 }
 
-fn extend(config: &mut ClientConfig, other: ClientConfig) {
-    for (name, value) in other.config_map() {
-        config.set(name, value);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn client_settings_are_passed_through_except_those_of_the_bus() {
-        let client = [("linger.ms", "7"), ("security.protocol", "sasl_ssl")];
+        let client = [("linger.ms", "7"), ("security.protocol", "sasl_ssl"), ("sasl.password", "secret")];
         let client = client.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         let options = KafkaOptions { client, ..KafkaOptions::default() };
         assert_eq!(options.validate(), Ok(()));
         assert_eq!(options.producer_config().get("linger.ms"), Some("7"));
-        assert_eq!(options.consumer_config("g").get("security.protocol"), Some("sasl_ssl"));
+        for config in [options.consumer_config("g"), options.producer_config(), options.admin_config()] {
+            assert_eq!(config.get("security.protocol"), Some("sasl_ssl"));
+            assert_eq!(config.get("sasl.password"), Some("secret"));
+        }
         let options = KafkaOptions { client: [("group.id".to_owned(), "x".to_owned())].into(), ..options };
         assert!(options.validate().unwrap_err().to_string().starts_with("group.id"));
     }

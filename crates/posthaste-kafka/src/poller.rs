@@ -19,9 +19,11 @@ use rdkafka::message::{BorrowedMessage, Headers, Message};
 use crate::commit;
 use crate::consumer::{Answer, Buffered, Command, Reset, Shared};
 use crate::context::{Event, EventContext};
-use crate::errors::{failed, is_rebalance};
+use crate::errors::{failed, is_of_one_partition, is_rebalance};
 use crate::options::KafkaOptions;
 use crate::positions::{TopicPartition, list};
+
+use assign::Revoking;
 
 pub(crate) use assign::RESETTING;
 
@@ -48,14 +50,8 @@ pub(crate) fn start(
         .consumer_config(&shared.group)
         .create_with_context(EventContext::default())
         .map_err(|error| failed(DOING, error))?;
-    let pattern;
-    let names: Vec<&str> = match topics {
-        Topics::Named(names) => names.iter().map(String::as_str).collect(),
-        Topics::Prefix(prefix) => {
-            pattern = format!("^{}.*", prefix.replace('.', "\\."));
-            vec![&pattern]
-        }
-    };
+    let pattern = topics.prefix().map(|prefix| format!("^{}.*", prefix.replace('.', "\\.")));
+    let names: Vec<&str> = topics.names().iter().map(String::as_str).chain(pattern.as_deref()).collect();
     consumer.subscribe(&names).map_err(|error| failed(DOING, error))?;
     let topics = names.into_iter().map(str::to_owned).collect();
     let poller = Poller {
@@ -99,7 +95,7 @@ struct Poller {
     /// Partitions that the cluster has assigned, and whose positions are not known yet.
     assigning: Option<Vec<TopicPartition>>,
     /// Partitions that the cluster has revoked, and that are given up when nothing of them is in flight.
-    revoking: Option<Vec<TopicPartition>>,
+    revoking: Option<Revoking>,
     committed_at: Instant,
     /// Calls that wait for a commit of everything that was acked before them.
     flushing: Vec<Answer>,
@@ -107,7 +103,8 @@ struct Poller {
     renewing: Vec<Answer>,
     /// Partitions of which the client reads nothing now.
     paused: BTreeSet<i64>,
-    /// Partitions that are assigned, and that the client does not know, because their position is lost.
+    /// Partitions that are assigned, and that the client does not know: their position is lost, or the cluster does not
+    /// tell it now. The latter are not in the assignment of the shared state.
     unread: BTreeSet<i64>,
     /// Positions that operators want to be reset.
     resets: Vec<Reset>,
@@ -149,6 +146,7 @@ impl Poller {
                     self.ids.get(&(message.topic().to_owned(), message.partition())).map(|id| (*id, record(&message))),
                 ),
                 Some(Err(error)) => {
+                    self.report_fatal();
                     self.may_have_lost_positions |=
                         error.rdkafka_error_code() == Some(RDKafkaErrorCode::AutoOffsetReset);
                     self.is_away = reported(&self.shared.group, &error, self.is_away);
@@ -171,6 +169,18 @@ impl Poller {
         }
         drop(state);
         self.shared.wakeup.wake();
+    }
+
+    /// After a fatal error the client does nothing any more. The next fetch fails, so that operators see it.
+    fn report_fatal(&self) {
+        if let Some((code, reason)) = self.consumer.client().fatal_error() {
+            let fatal = &mut lock(&self.shared.state).fatal;
+            if fatal.is_none() {
+                tracing::error!(group = self.shared.group, %code, reason, "the Kafka consumer stops for good");
+                *fatal = Some(format!("the Kafka consumer has stopped for good: {reason} ({code})"));
+                self.shared.wakeup.wake();
+            }
+        }
     }
 
     fn is_rebalancing(&self) -> bool {
@@ -202,12 +212,13 @@ impl Poller {
                     ?lease,
                     "the consumer was not used for longer than its lease: it leaves the group"
                 );
-                let uncommitted = lock(&self.shared.state).uncommitted.take();
+                let uncommitted = lock(&self.shared.state).uncommitted.partitions();
                 if let Err(error) = self.commit(&uncommitted) {
                     tracing::warn!(group, %error, "a commit failed before a consumer left: deliveries repeat");
                 }
                 lock(&self.shared.state).lose_everything();
                 self.shared.revocations.wake();
+                self.refuse_assignment();
                 self.consumer.unsubscribe();
                 self.has_left = true;
             }
@@ -253,8 +264,8 @@ impl Poller {
         }
         self.committed_at = Instant::now();
         let partitions = {
-            let mut state = lock(&self.shared.state);
-            let mut partitions = state.uncommitted.take();
+            let state = lock(&self.shared.state);
+            let mut partitions = state.uncommitted.partitions();
             if partitions.is_empty() && is_called {
                 // A commit of any partition shows that this consumer is still a member.
                 partitions.extend(state.assignment.ids().next());
@@ -262,33 +273,43 @@ impl Poller {
             partitions
         };
         let result = self.commit(&partitions);
-        let mut state = lock(&self.shared.state);
         if let Err(error) = &result {
-            let owned: Vec<i64> = partitions.into_iter().filter(|id| state.assignment.has(*id)).collect();
-            state.uncommitted.add(owned, self.committed_at);
             if error.rdkafka_error_code().is_some_and(is_rebalance) {
                 // The group is being rebalanced. The next commit shows if this consumer is still a member.
-                state.uncommitted.postpone(Instant::now());
+                lock(&self.shared.state).uncommitted.postpone(Instant::now());
                 return;
             }
             tracing::warn!(group = self.shared.group, %error, "a commit failed; trying again");
-        } else {
-            state.uncommitted.committed(self.committed_at);
         }
-        drop(state);
         for answer in self.flushing.drain(..).chain(self.renewing.drain(..)) {
             // The caller may have stopped to wait.
             let _ = answer.send(result.clone().map_err(|error| failed(COMMITTING, error)));
         }
     }
 
+    /// Commits the progress of these partitions. If one of them is refused, the others are committed nevertheless.
     fn commit(&self, partitions: &BTreeSet<i64>) -> KafkaResult<()> {
-        let list = self.progress_of(partitions);
-        match list.count() {
-            0 => Ok(()),
-            // A commit without an answer would not tell if it is durable.
-            _ => self.consumer.commit(&list, CommitMode::Sync),
+        let begun_at = Instant::now();
+        let committed = self.commit_together(partitions, begun_at);
+        let is_of_one = |error: &KafkaError| error.rdkafka_error_code().is_some_and(is_of_one_partition);
+        match committed {
+            Err(error) if is_of_one(&error) && partitions.len() > 1 => {
+                let each = partitions.iter().map(|id| self.commit_together(&BTreeSet::from([*id]), begun_at));
+                // All are committed, before the first error is returned.
+                each.collect::<Vec<_>>().into_iter().collect()
+            }
+            other => other,
         }
+    }
+
+    fn commit_together(&self, partitions: &BTreeSet<i64>, begun_at: Instant) -> KafkaResult<()> {
+        let list = self.progress_of(partitions);
+        if list.count() > 0 {
+            // A commit without an answer would not tell if it is durable.
+            self.consumer.commit(&list, CommitMode::Sync)?;
+        }
+        lock(&self.shared.state).uncommitted.committed(partitions, begun_at);
+        Ok(())
     }
 
     /// The position of each partition, as a commit says it.
@@ -343,13 +364,11 @@ impl Poller {
         self.shared.revocations.wake();
         self.consumer.context().close();
         // A rebalance that was not answered would keep the consumer from closing.
-        if let Some(partitions) = self.revoking.take() {
+        if let Some(Revoking { partitions, .. }) = self.revoking.take() {
             let ids = self.ids_of(&partitions).into_iter().collect();
             self.give_up(&ids);
         }
-        if self.assigning.take().is_some() {
-            let _ = self.consumer.incremental_assign(&TopicPartitionList::new());
-        }
+        self.refuse_assignment();
         drop(self.consumer);
         if let Some(answer) = answer {
             let _ = answer.send(committed.map_err(|error| failed(COMMITTING, error)));
@@ -361,10 +380,9 @@ impl Poller {
     fn commit_before_close(&mut self) -> KafkaResult<()> {
         let deadline = Instant::now() + self.shared.lease;
         loop {
-            let uncommitted = lock(&self.shared.state).uncommitted.take();
+            let uncommitted = lock(&self.shared.state).uncommitted.partitions();
             match self.commit(&uncommitted) {
                 Err(error) if error.rdkafka_error_code().is_some_and(is_rebalance) && Instant::now() < deadline => {
-                    lock(&self.shared.state).uncommitted.add(uncommitted, Instant::now());
                     self.poll();
                     self.finish_assignment();
                     self.finish_revocation();

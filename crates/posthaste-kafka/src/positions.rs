@@ -1,13 +1,14 @@
 //! The offsets of partitions, and the positions of groups in them, as the cluster knows them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
 use posthaste_core::Progress;
 use posthaste_core::hub_store::ResetTo;
 use rdkafka::TopicPartitionList;
 use rdkafka::consumer::{BaseConsumer, Consumer, ConsumerContext};
-use rdkafka::error::KafkaResult;
+use rdkafka::error::{KafkaResult, RDKafkaErrorCode};
+use rdkafka::metadata::MetadataTopic;
 use rdkafka::topic_partition_list::Offset;
 
 use crate::commit;
@@ -41,6 +42,31 @@ pub(crate) fn list(partitions: &[TopicPartition]) -> TopicPartitionList {
     let mut list = TopicPartitionList::with_capacity(partitions.len());
     partitions.iter().for_each(|(topic, partition)| _ = list.add_partition(topic, *partition));
     list
+}
+
+/// The partitions that cannot be read now, and why: for example because they have no leader.
+pub(crate) fn unreadable<C: ConsumerContext>(
+    consumer: &BaseConsumer<C>,
+    partitions: &[TopicPartition],
+) -> KafkaResult<BTreeMap<TopicPartition, String>> {
+    if partitions.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let metadata = consumer.fetch_metadata(None, TIMEOUT)?;
+    let topics: HashMap<&str, &MetadataTopic> = metadata.topics().iter().map(|topic| (topic.name(), topic)).collect();
+    let mut unreadable = BTreeMap::new();
+    for (topic, number) in partitions {
+        let described = topics.get(topic.as_str()).map(|topic| topic.partitions()).unwrap_or_default();
+        let partition = described.iter().find(|partition| partition.id() == *number);
+        let why = match partition.map(|partition| (partition.leader(), partition.error())) {
+            Some((0.., _)) => continue,
+            Some((_, Some(error))) => RDKafkaErrorCode::from(error).to_string(),
+            Some((_, None)) => "it has no leader".to_owned(),
+            None => "the cluster does not know it".to_owned(),
+        };
+        unreadable.insert((topic.clone(), *number), why);
+    }
+    Ok(unreadable)
 }
 
 /// The offsets of each partition.

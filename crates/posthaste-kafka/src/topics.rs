@@ -13,6 +13,8 @@ use crate::options::KafkaOptions;
 
 /// How long the cluster may take to create topics, and to describe them.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a publish waits for the leaders of the partitions of a topic that it uses for the first time.
+const READY_TIMEOUT: Duration = Duration::from_secs(2);
 /// A new topic is known to all brokers after a moment.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -25,7 +27,7 @@ pub(crate) struct TopicCreator {
 
 impl TopicCreator {
     pub(crate) fn new(options: &KafkaOptions) -> KafkaResult<Self> {
-        let admin = options.admin_config().create_with_context(LoggingContext)?;
+        let admin = options.admin_config().create_with_context(LoggingContext::default())?;
         Ok(Self { admin: Arc::new(admin), options: options.clone(), known: Mutex::default() })
     }
 
@@ -98,29 +100,42 @@ impl TopicCreator {
         new.set("retention.ms", retention)
     }
 
-    /// Asks how many partitions a topic has, until the cluster knows it.
+    /// Asks how many partitions a topic has, until the cluster knows it and the leaders of its partitions are ready.
+    ///
+    /// A leader is ready when it answers for its partition. A new leader may refuse a first request and accept the next
+    /// one: the client then takes the first one for stored when it repeats it (see `unknown_offset` of the producer).
     async fn describe(&self, topic: &Arc<str>) -> Result<u32, PublishError> {
-        let deadline = tokio::time::Instant::now() + TIMEOUT;
+        let start = tokio::time::Instant::now();
         loop {
             let (admin, name) = (Arc::clone(&self.admin), Arc::clone(topic));
-            // A blocking call of the client library.
-            let asked = tokio::task::spawn_blocking(move || {
-                let metadata = admin.inner().fetch_metadata(Some(&name), TIMEOUT)?;
-                let found = metadata.topics().iter().find(|found| found.name() == &*name);
-                let is_known = |partition: &rdkafka::metadata::MetadataPartition| partition.leader() >= 0;
-                Ok::<_, KafkaError>(found.map_or(0, |found| match found.partitions().iter().all(is_known) {
-                    true => found.partitions().len(),
-                    false => 0,
-                }))
-            });
-            let partitions = asked.await.map_err(unavailable)?.map_err(|error| publish_error(&error))?;
-            if partitions > 0 {
-                return Ok(u32::try_from(partitions).unwrap_or(u32::MAX));
+            // Blocking calls of the client library.
+            let asked = tokio::task::spawn_blocking(move || look_up(&admin, &name));
+            let found = asked.await.map_err(unavailable)?.map_err(|error| publish_error(&error))?;
+            match found {
+                // A partition that stays without a leader does not stop the others.
+                Some(found) if found.is_ready || start.elapsed() > READY_TIMEOUT => return Ok(found.partitions),
+                None if start.elapsed() > TIMEOUT => {
+                    return Err(publish_error(&KafkaError::AdminOp(RDKafkaErrorCode::UnknownTopicOrPartition)));
+                }
+                Some(_) | None => tokio::time::sleep(ASK_AGAIN).await,
             }
-            if tokio::time::Instant::now() > deadline {
-                return Err(publish_error(&KafkaError::AdminOp(RDKafkaErrorCode::UnknownTopicOrPartition)));
-            }
-            tokio::time::sleep(ASK_AGAIN).await;
         }
     }
+}
+
+struct FoundTopic {
+    partitions: u32,
+    /// The leaders of all partitions answer.
+    is_ready: bool,
+}
+
+fn look_up(admin: &AdminClient<LoggingContext>, topic: &str) -> KafkaResult<Option<FoundTopic>> {
+    let metadata = admin.inner().fetch_metadata(Some(topic), TIMEOUT)?;
+    let found = metadata.topics().iter().find(|found| found.name() == topic && !found.partitions().is_empty());
+    Ok(found.map(|found| FoundTopic {
+        partitions: u32::try_from(found.partitions().len()).unwrap_or(u32::MAX),
+        is_ready: found.partitions().iter().all(|partition| {
+            partition.leader() >= 0 && admin.inner().fetch_watermarks(topic, partition.id(), READY_TIMEOUT).is_ok()
+        }),
+    }))
 }

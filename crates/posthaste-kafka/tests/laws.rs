@@ -82,6 +82,10 @@ impl BusHarness for Harness {
         }
         consumer.commit(&list, CommitMode::Sync).unwrap();
     }
+
+    fn max_completed_text(&self) -> usize {
+        posthaste_kafka::MAX_COMPLETED_TEXT
+    }
 }
 
 /// A bus whose topics have a prefix that its callers do not see, because the tests share one server.
@@ -104,6 +108,9 @@ impl Bus for Prefixed {
         let topics = match &topics {
             Topics::Named(names) => Topics::Named(names.iter().map(prefixed).collect()),
             Topics::Prefix(prefix) => Topics::Prefix(prefixed(prefix)),
+            Topics::PrefixAndNamed(prefix, names) => {
+                Topics::PrefixAndNamed(prefixed(prefix), names.iter().map(prefixed).collect())
+            }
         };
         let consumer = self.bus.subscribe(group, topics).await?;
         Ok(Box::new(PrefixedConsumer { consumer, prefix: self.prefix.clone() }))

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use posthaste_core::hub_store::{Applied, SchemaChange, SchemaReference, SchemaStore, SchemaText, SubjectVersion};
 
+use tokio::sync::Mutex;
+
 pub use self::error::BuiltinError;
 use crate::bounded_cache::BoundedCache;
 use crate::compatibility::{Finding, Level};
@@ -24,6 +26,9 @@ const MAX_ROUNDS: usize = 100;
 /// A change is decided on what is committed: if another process changes the registry meanwhile, it is decided again.
 pub struct BuiltinRegistry {
     store: Arc<dyn SchemaStore>,
+    /// Held by the registration of this process that is being decided. Without it, each of a thousand registrations at
+    /// once would be decided again after every other one.
+    registering: Mutex<()>,
     parsed: BoundedCache<i32, Arc<ParsedSchema>>,
 }
 
@@ -64,20 +69,24 @@ impl std::str::FromStr for VersionNumber {
 impl BuiltinRegistry {
     /// The registry in this database.
     pub fn new(store: Arc<dyn SchemaStore>) -> Self {
-        Self { store, parsed: BoundedCache::default() }
+        Self { store, registering: Mutex::default(), parsed: BoundedCache::default() }
     }
 
     /// Registers a schema as the newest version of a subject, unless the subject has it already. Returns its id.
     pub async fn register_version(&self, subject: &str, schema: &SchemaText) -> Result<i32, BuiltinError> {
         check_subject(subject)?;
         let new = self.parse(schema).await?;
+        if let Some(id) = id_of(&self.store.versions(subject).await?, &new) {
+            return Ok(id);
+        }
+        let _registering = self.registering.lock().await;
         for _ in 0..MAX_ROUNDS {
             let revision = self.store.revision().await?;
             let versions = self.store.versions(subject).await?;
-            let live: Vec<&SubjectVersion> = versions.iter().filter(|version| !version.is_deleted).collect();
-            if let Some(same) = live.iter().rev().find(|version| version.digest == new.digest()) {
-                return Ok(same.schema_id);
+            if let Some(id) = id_of(&versions, &new) {
+                return Ok(id);
             }
+            let live: Vec<&SubjectVersion> = versions.iter().filter(|version| !version.is_deleted).collect();
             if versions.len() >= MAX_VERSIONS {
                 return Err(BuiltinError::Full(format!("subject {subject} has {MAX_VERSIONS} versions")));
             }
@@ -371,6 +380,12 @@ fn find(versions: Vec<SubjectVersion>, number: VersionNumber) -> Result<SubjectV
         VersionNumber::Number(number) => newest_first.find(|version| version.version == number),
     }
     .ok_or(BuiltinError::VersionNotFound(number))
+}
+
+/// The id of the newest version that has this schema and is not deleted.
+fn id_of(versions: &[SubjectVersion], schema: &ParsedSchema) -> Option<i32> {
+    let mut live = versions.iter().rev().filter(|version| !version.is_deleted);
+    live.find(|version| version.digest == schema.digest()).map(|version| version.schema_id)
 }
 
 fn check_subject(subject: &str) -> Result<(), BuiltinError> {

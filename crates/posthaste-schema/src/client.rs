@@ -40,6 +40,8 @@ struct Inner {
     schemas: BoundedCache<i32, Arc<ParsedSchema>>,
     /// Look-ups that found no schema, and until when that is believed.
     failures: BoundedCache<i32, (Instant, LookUp)>,
+    /// When the registry first did not know an id.
+    unknown: BoundedCache<i32, Instant>,
     looking_up: SharedRequests<i32, Option<Arc<ParsedSchema>>>,
 }
 
@@ -101,6 +103,7 @@ impl RegistryClient {
             ids: BoundedCache::default(),
             schemas: BoundedCache::default(),
             failures: BoundedCache::default(),
+            unknown: BoundedCache::default(),
             looking_up: SharedRequests::default(),
         };
         Self { inner: Arc::new(inner) }
@@ -186,7 +189,7 @@ impl Inner {
         if answer.status == StatusCode::NOT_FOUND
             && error_of(&answer).is_some_and(|error| error.error_code == SCHEMA_NOT_FOUND)
         {
-            return Ok(None);
+            return self.unknown(id, &answer.from);
         }
         let text = protobuf(read(answer)?)?;
         let imports = collect_imports(&text.references, |reference| {
@@ -195,6 +198,19 @@ impl Inner {
         });
         let imports = imports.await?;
         Ok(Some(Arc::new(ParsedSchema::parse(text, &imports)?)))
+    }
+
+    /// The registry does not know this id. A replica of it may still learn it.
+    fn unknown(&self, id: i32, from: &str) -> LookUp {
+        self.http.prefer_another();
+        let since = self.unknown.with(&id, |since| *since).unwrap_or_else(|| {
+            self.unknown.insert(id, Instant::now(), 0);
+            Instant::now()
+        });
+        match since.elapsed() < self.http.options().replica_lag {
+            true => Err(RegistryError::unavailable(format!("{from} does not know the schema id {id} yet"))),
+            false => Ok(None),
+        }
     }
 
     async fn request_version(&self, reference: &SchemaReference) -> Result<SchemaText, RegistryError> {

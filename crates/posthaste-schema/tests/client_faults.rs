@@ -121,6 +121,7 @@ fn options(url: &str) -> ClientOptions {
     options.request_timeout = Duration::from_millis(500);
     options.first_pause = Duration::from_millis(1);
     options.failure_memory = Duration::ZERO;
+    options.replica_lag = Duration::ZERO;
     options
 }
 
@@ -260,6 +261,21 @@ async fn ids_are_looked_up_once_and_unknown_ids_at_most_once_a_second() {
         assert_eq!(client.register("orders-value", &schema()).await.unwrap(), 7);
     }
     assert_eq!(server.requests(), 3);
+}
+
+#[tokio::test]
+async fn an_id_that_one_replica_does_not_know_yet_is_looked_up_at_the_others() {
+    let unknown = answer(404, "{\"error_code\": 40403, \"message\": \"unknown\"}");
+    let found = answer(200, "{\"schemaType\": \"PROTOBUF\", \"schema\": \"message A {}\"}");
+    let (lagging, leading) = (Server::start(vec![unknown]).await, Server::start(vec![found]).await);
+    let mut patient = options(&format!("{},{}", lagging.url, leading.url));
+    patient.replica_lag = Duration::from_secs(3600);
+    let client = RegistryClient::new(patient);
+    let outage = client.schema(1).await.unwrap_err();
+    assert!(matches!(&outage, RegistryError::Unavailable { reason } if reason.contains("id 1 yet")), "{outage}");
+    assert!(client.schema(1).await.unwrap().is_some());
+    let client = RegistryClient::new(options(&lagging.url));
+    assert!(client.schema(1).await.unwrap().is_none(), "there is no such schema");
 }
 
 #[tokio::test]

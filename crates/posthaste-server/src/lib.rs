@@ -3,6 +3,7 @@
 //! Handlers only translate: a request becomes one call of the hub, and an error becomes one problem document
 //! ([RFC 9457](https://www.rfc-editor.org/rfc/rfc9457)) with a stable code.
 
+mod channels;
 mod connections;
 mod dead_letters;
 mod events;

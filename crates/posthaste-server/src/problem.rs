@@ -2,7 +2,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use posthaste_api::{FieldError, InputError, Problem};
 use posthaste_core::{FaultKind, StoreError};
-use posthaste_hub::{ChannelError, IngestError, RegistrationError, RegistryError};
+use posthaste_hub::{ChannelError, Hub, IngestError, RegistrationError, RegistryError};
 
 /// The error codes of the API, for programs to compare. `docs/errors.md` explains each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,7 @@ pub enum Code {
     Internal,
     CommitUnknown,
     StoreUnavailable,
+    BusUnavailable,
     Stopping,
 }
 
@@ -84,6 +85,7 @@ impl Code {
             Self::Internal => ("internal", 500, "internal error"),
             Self::CommitUnknown => ("commit_unknown", 503, "it may or may not be stored"),
             Self::StoreUnavailable => ("store_unavailable", 503, "the database does not answer"),
+            Self::BusUnavailable => ("bus_unavailable", 503, "the bus does not answer"),
             Self::Stopping => ("stopping", 503, "the server is stopping"),
         }
     }
@@ -150,13 +152,29 @@ impl From<&StoreError> for ErrorResponse {
     fn from(error: &StoreError) -> Self {
         tracing::error!(error = error.chain(), "a request failed");
         match error.kind() {
-            FaultKind::Transient => Self::of(Code::StoreUnavailable, "repeat the request in a moment"),
+            FaultKind::Transient => {
+                Self::of(Code::StoreUnavailable, "the database does not answer: repeat the request in a moment")
+            }
             FaultKind::OutcomeUnknown => {
                 let detail = "repeat an event with the same event id: it is stored once; check any other change before \
                               you repeat it";
                 Self::of(Code::CommitUnknown, detail)
             }
             FaultKind::Permanent => Self::of(Code::Internal, "see the log of the server"),
+        }
+    }
+}
+
+impl ErrorResponse {
+    /// The bus did not do what a request asked for.
+    pub(crate) fn of_bus(hub: &Hub, error: &StoreError) -> Self {
+        match error.kind() {
+            FaultKind::Transient if hub.has_external_bus() => {
+                tracing::error!(error = error.chain(), "a request to the bus failed");
+                let detail = "the bus does not answer: `posthaste check` says why; repeat the request when it is back";
+                Self::of(Code::BusUnavailable, detail)
+            }
+            _ => Self::from(error),
         }
     }
 }

@@ -1,15 +1,16 @@
 use std::sync::Arc;
 
+use axum::http::Uri;
 use axum::middleware::from_fn;
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use metrics_exporter_prometheus::PrometheusHandle;
-use posthaste_hub::Hub;
+use posthaste_hub::{Hub, Role, Roles};
 
 use crate::connections::ClientLimits;
 use crate::extract::{BodyTimeout, MaxBody};
 use crate::problem::{Code, ErrorResponse};
-use crate::{dead_letters, events, health, host, quarantine, registry, schema_registry, topics};
+use crate::{channels, dead_letters, events, health, host, quarantine, registry, schema_registry, topics};
 
 /// Enough for one event with the largest payload in base64 and the largest headers.
 const MAX_EVENT_BODY: usize = 2 * 1024 * 1024;
@@ -27,10 +28,33 @@ pub(crate) struct App {
 pub(crate) fn router(hub: Arc<Hub>, metrics: PrometheusHandle, limits: ClientLimits) -> Router {
     let limited = |limit| Extension(MaxBody(limit));
     let schemas = schema_registry::router(hub.builtin_registry().clone());
+    let roles = hub.roles().clone();
+    let mut router = Router::new();
+    if roles.has(Role::Ingest) {
+        router = router
+            .route("/api/events", post(events::publish).layer(limited(MAX_EVENT_BODY)))
+            .route("/api/events/batch", post(events::publish_batch).layer(limited(MAX_BATCH_BODY)));
+    }
+    if roles.has(Role::Api) {
+        router = router.nest_service("/registry", schemas).merge(operators());
+    }
+    router
+        .route("/healthz", get(health::process))
+        .route("/readyz", get(health::readiness))
+        .route("/metrics", get(health::metrics))
+        .fallback(async move |uri: Uri| not_found(&roles, uri.path()))
+        .method_not_allowed_fallback(async || {
+            ErrorResponse::of(Code::MethodNotAllowed, "this path does not support this method")
+        })
+        .layer(limited(MAX_BODY))
+        .layer(Extension(BodyTimeout(limits.body_timeout)))
+        .layer(from_fn(host::refuse_foreign))
+        .with_state(App { hub, metrics })
+}
+
+/// What operators use.
+fn operators() -> Router<App> {
     Router::new()
-        .nest_service("/registry", schemas)
-        .route("/api/events", post(events::publish).layer(limited(MAX_EVENT_BODY)))
-        .route("/api/events/batch", post(events::publish_batch).layer(limited(MAX_BATCH_BODY)))
         .route("/api/events/{id}", get(events::trace))
         .route("/api/event-definitions", get(registry::list_definitions).post(registry::create_definition))
         .route(
@@ -48,6 +72,10 @@ pub(crate) fn router(hub: Arc<Hub>, metrics: PrometheusHandle, limits: ClientLim
         .route("/api/topics", get(topics::list))
         .route("/api/topics/reset", post(topics::reset))
         .route("/api/topics/{topic}/records", get(topics::records))
+        .route("/api/channels", get(channels::list))
+        .route("/api/channels/{type}/pause", post(channels::pause))
+        .route("/api/channels/{type}/resume", post(channels::resume))
+        .route("/api/sources", get(channels::sources))
         .route("/api/quarantine", get(quarantine::list))
         .route("/api/quarantine/{id}", get(quarantine::get))
         .route("/api/quarantine/replay", post(quarantine::replay))
@@ -56,15 +84,13 @@ pub(crate) fn router(hub: Arc<Hub>, metrics: PrometheusHandle, limits: ClientLim
         .route("/dlt-messages", get(dead_letters::list))
         .route("/dlt-messages/{id}", get(dead_letters::get))
         .route("/replay", post(dead_letters::replay))
-        .route("/healthz", get(health::process))
-        .route("/readyz", get(health::readiness))
-        .route("/metrics", get(health::metrics))
-        .fallback(async || ErrorResponse::of(Code::NotFound, "there is nothing at this path"))
-        .method_not_allowed_fallback(async || {
-            ErrorResponse::of(Code::MethodNotAllowed, "this path does not support this method")
-        })
-        .layer(limited(MAX_BODY))
-        .layer(Extension(BodyTimeout(limits.body_timeout)))
-        .layer(from_fn(host::refuse_foreign))
-        .with_state(App { hub, metrics })
+}
+
+fn not_found(roles: &Roles, path: &str) -> ErrorResponse {
+    let is_complete = roles.has(Role::Ingest) && roles.has(Role::Api);
+    let detail = match path.starts_with("/api/") && !is_complete {
+        true => format!("this server runs only the roles {roles}: ask one that also runs ingest or api"),
+        false => "there is nothing at this path".to_owned(),
+    };
+    ErrorResponse::of(Code::NotFound, detail)
 }

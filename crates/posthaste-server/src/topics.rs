@@ -8,16 +8,18 @@ use crate::problem::{Code, ErrorResponse};
 use crate::router::App;
 
 pub(crate) async fn list(State(app): State<App>) -> Result<axum::Json<TopicList>, ErrorResponse> {
-    Ok(axum::Json(app.hub.topics().await?))
+    let topics = app.hub.topics().await;
+    topics.map(axum::Json).map_err(|error| ErrorResponse::of_bus(&app.hub, &error))
 }
 
 pub(crate) async fn reset(
     State(app): State<App>,
     Body(reset): Body<ResetIn>,
 ) -> Result<axum::Json<ResetOut>, ErrorResponse> {
-    match app.hub.reset_position(&reset).await? {
+    let partitions = app.hub.reset_position(&reset).await;
+    match partitions.map_err(|error| ErrorResponse::of_bus(&app.hub, &error))? {
         0 => {
-            let detail = "the group does not read this partition: GET /api/topics or `posthaste topics lag` shows which \
+            let detail = "the group does not read this partition: `posthaste topics lag` (GET /api/topics) shows which \
                           groups read which topics";
             Err(ErrorResponse::of(Code::NotFound, detail))
         }
@@ -58,7 +60,13 @@ pub(crate) async fn records(
     Segment(topic): Segment,
     Params((from, limit)): Params<RecordsParams>,
 ) -> Result<axum::Json<TopicRecords>, ErrorResponse> {
-    let records = app.hub.topic_records(&topic, &from, limit).await?;
-    let not_found = || ErrorResponse::of(Code::NotFound, "there is no such topic: GET /api/topics lists them");
+    let records = app.hub.topic_records(&topic, &from, limit).await;
+    let records = records.map_err(|error| ErrorResponse::of_bus(&app.hub, &error))?;
+    let not_found = || {
+        ErrorResponse::of(
+            Code::NotFound,
+            "there is no such topic: `posthaste topics list` (GET /api/topics) lists them",
+        )
+    };
     records.map(axum::Json).ok_or_else(not_found)
 }

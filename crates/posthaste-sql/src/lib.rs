@@ -1,15 +1,16 @@
 //! Every line of SQL of Posthaste, so that a database expert has one place to read.
 //!
 //! One module per database, each behind a Cargo feature and each with the same table of contents: the outbox table as a
-//! [`Store`](posthaste_core::outbox::Store), its migrations, the inbox. PostgreSQL and SQLite also have the built-in
-//! log. SQLite also has a [`HubDatabase`](posthaste_core::hub_store::HubDatabase): one writer that groups statements
-//! into commits, the log, the dead letters, the registry and the channels. The modules beside them hold the code that
-//! all databases share. They contain no SQL.
+//! [`Store`](posthaste_core::outbox::Store), its migrations, the inbox. PostgreSQL and SQLite also have a
+//! [`HubDatabase`](posthaste_core::hub_store::HubDatabase): the built-in log, the dead letters, the registry and the
+//! channels. The modules beside them hold the code that all databases share. They contain no SQL.
 
 #![warn(missing_docs)]
 
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod begin;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod channels;
 mod database_kind;
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod inbox;
@@ -27,6 +28,8 @@ pub mod postgres;
 mod server_errors;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod session;
+#[cfg(all(feature = "postgres", feature = "mysql", feature = "sqlite"))]
+pub mod sources;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]

@@ -7,6 +7,11 @@ use posthaste_core::hub_store::{QuarantineCursor, QuarantinePage, QuarantinedRow
 /// A list is counted up to this number.
 pub(crate) const COUNTED: i64 = 10_000;
 
+/// The text, escaped for a LIKE pattern whose escape character is a backslash.
+pub(crate) fn literal(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_")
+}
+
 /// How many characters of the key and of the reason of a quarantined record a list shows: both come from outside.
 pub(crate) const SHOWN_KEY: usize = 256;
 pub(crate) const SHOWN_REASON: usize = 1_000;

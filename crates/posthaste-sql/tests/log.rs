@@ -73,6 +73,10 @@ impl BusHarness for File {
         let log = LogTables::new(self.database().await);
         log.reset(group, topic, None, ResetTo::Earliest).await.unwrap();
     }
+
+    fn max_completed_text(&self) -> usize {
+        posthaste_core::log::MAX_COMPLETED_TEXT
+    }
 }
 
 mod with_one_partition {

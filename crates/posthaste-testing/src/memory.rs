@@ -163,6 +163,11 @@ impl Pool<MemoryOutbox> for MemoryDatabase {
         self.statement("open an outbox table")?.table(&table);
         Ok(MemoryOutbox::new(self.clone(), table, mode))
     }
+
+    /// The tables of this database need no migrations.
+    async fn open_existing(&self, table: TableName, mode: Mode) -> Result<MemoryOutbox, OpenError> {
+        self.open(table, mode).await
+    }
 }
 
 /// Limits the time to a century, because microseconds of `Duration::MAX` do not fit.

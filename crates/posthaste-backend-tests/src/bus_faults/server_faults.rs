@@ -4,12 +4,14 @@ use super::scene::stop;
 use super::{Address, Faulty, FaultyBus, LONG_LEASE, SHORT_LEASE, Scene, deliveries};
 use crate::processes::{now_millis, wait_until};
 
+/// How long the server is out of reach: longer than a lease, and than any request waits for an answer.
+const OUTAGE: Duration = Duration::from_secs(60);
 /// After this time a member that cannot reach the server starts nothing, even on a busy machine.
 const NOTHING_STARTS_AFTER: Duration = SHORT_LEASE.saturating_add(Duration::from_secs(1));
 /// Members that are slower than the publisher.
 const SLOW: Duration = Duration::from_millis(200);
 const WORKERS: usize = 8;
-/// Two such members need ten seconds for so many records, which is longer than the server is out of reach.
+/// Two such members need ten seconds for so many records, which is longer than a lease.
 const BACKLOG: usize = 800;
 
 /// The server is killed and started again while records are published, delivered and acked. No lease ends, so no
@@ -39,8 +41,8 @@ pub async fn a_server_out_of_reach_for_longer_than_a_lease_loses_nothing<B: Faul
     let mut restored_at = 0;
     let fault = scene.fault(Faulty::Server, async {
         cutter.take_away().await;
-        // This sleep, longer than the lease, is the fault itself. The test does not wait for anything here.
-        tokio::time::sleep(SHORT_LEASE + SHORT_LEASE / 2).await;
+        // This sleep is the fault itself. The test does not wait for anything here.
+        tokio::time::sleep(OUTAGE).await;
         restored_at = now_millis();
         cutter.restore();
         scene.until_members_go_on(&members).await;

@@ -23,6 +23,11 @@ async fn ingest(channels: &Arc<dyn ChannelStore>, events: Vec<Arc<Event>>, atomi
     channels.ingest(events, atomic).await.unwrap().into_iter().map(ingested).collect()
 }
 
+/// The event types of the recorded channels.
+async fn recorded(channels: &Arc<dyn ChannelStore>) -> Vec<String> {
+    channels.load().await.unwrap().into_iter().map(|channel| channel.event_type).collect()
+}
+
 fn taken_by(owner: &str) -> Refusal {
     Refusal::TopicTaken { owner: owner.to_owned() }
 }
@@ -47,7 +52,8 @@ pub async fn the_same_event_again_is_known_and_another_with_its_id_is_a_conflict
     ];
     let again = ingest(&stores.channels, batch, false).await;
     assert_eq!(again, [Known, Conflict, Conflict, Known, Stored, Known, Conflict, Stored, Known]);
-    assert_eq!(stores.outbox.pending_types().await.unwrap(), ["t"]);
+    let due = stores.outbox.oldest_due_by_type().await.unwrap();
+    assert_eq!(due.iter().map(|(event_type, _)| event_type.as_str()).collect::<Vec<_>>(), ["t"]);
     let items = stores.outbox.source("t").claim(10).await.unwrap().items;
     let stored: Vec<_> =
         items.iter().map(|claimed| (claimed.item.event.id(), claimed.item.event.payload().as_bytes())).collect();
@@ -79,7 +85,7 @@ pub async fn a_type_owns_its_topic_from_its_first_stored_event(harness: &impl Hu
     assert_eq!(withheld, [Withheld, Conflict]);
     let collision = channels.ingest(vec![event("2", "a.b", "{}"), event("3", "a_b", "{}")], true).await.unwrap();
     assert_eq!(collision, [Admission::Ingested(Withheld), Admission::Refused(taken_by("a.b"))]);
-    assert_eq!(channels.load().await.unwrap(), ["known"]);
+    assert_eq!(recorded(&channels).await, ["known"]);
 
     let mixed = vec![conflict("a.b"), event("3", "a_b", "{}"), event("4", "a.b", "{}")];
     let mixed = channels.ingest(mixed, false).await.unwrap();
@@ -114,8 +120,28 @@ pub async fn an_owner_survives_a_restart(harness: &impl HubHarness) {
     let second = harness.open(options()).await.channels;
     let refused = second.ingest(vec![event("2", "a_b", "{}")], false).await.unwrap();
     assert_eq!(refused, [Admission::Refused(taken_by("a.b"))]);
-    let mut types = second.load().await.unwrap();
+    let mut types = recorded(&second).await;
     types.sort();
     assert_eq!(types, ["a.b", "x_y"]);
     assert_eq!(second.record(vec!["x.y".to_owned()]).await.unwrap(), [Err(taken_by("x_y"))]);
+}
+
+/// A channel that an operator paused stays paused until it is resumed, also across restarts. Its events are stored.
+pub async fn a_paused_channel_stays_paused(harness: &impl HubHarness) {
+    let channels = harness.open(options()).await.channels;
+    assert!(!channels.set_paused("t", true).await.unwrap(), "there is no such channel yet");
+    assert_eq!(ingest(&channels, vec![event("1", "t", "{}"), event("2", "u", "{}")], false).await, [Stored, Stored]);
+    assert!(channels.set_paused("t", true).await.unwrap());
+    assert_eq!(ingest(&channels, vec![event("3", "t", "{}")], false).await, [Stored]);
+    let second = harness.open(options()).await.channels;
+    assert!(second.set_paused("t", true).await.unwrap(), "it may be paused again");
+    let paused = |channels: Arc<dyn ChannelStore>| async move {
+        let mut states: Vec<(String, bool)> =
+            channels.load().await.unwrap().into_iter().map(|channel| (channel.event_type, channel.is_paused)).collect();
+        states.sort();
+        states
+    };
+    assert_eq!(paused(second.clone()).await, [("t".to_owned(), true), ("u".to_owned(), false)]);
+    assert!(second.set_paused("t", false).await.unwrap());
+    assert_eq!(paused(channels).await, [("t".to_owned(), false), ("u".to_owned(), false)]);
 }

@@ -12,7 +12,7 @@ use posthaste_core::hub_store::{
 };
 use posthaste_core::{Claimed, Disposition, Failure, Settled, Settlement, Source};
 
-use super::{HubHarness, LEASE, options};
+use super::{HubHarness, LEASE, options, remove};
 use crate::source_laws::SourceHarness;
 
 /// A [`DeadLetterSource`] on the dead letters of a hub, for the laws of [`Source`].
@@ -358,4 +358,30 @@ pub async fn a_cursor_continues_where_the_page_ended(harness: &impl HubHarness) 
         }
     }
     assert_eq!(shown, ["6", "5", "4", "3", "2", "1", "0"]);
+}
+
+/// NEW and FAILED dead letters are kept, and so are young ones.
+pub async fn processed_dead_letters_are_removed_with_their_history(harness: &impl HubHarness) {
+    let (store, source) = open(harness).await;
+    source.insert(["a", "b", "c", "failed"].map(dead_letter).into()).await.unwrap();
+    let claimed = source.claim(10).await.unwrap().items;
+    settle(&source, &claimed[3], retry(LEASE, true)).await;
+    for claimed in &claimed[..3] {
+        settle(&source, claimed, retry(Duration::ZERO, true)).await;
+    }
+    for claimed in &source.claim(10).await.unwrap().items {
+        assert_eq!(settle(&source, claimed, Disposition::Done).await, Settled::Applied);
+    }
+    source.insert(vec![NewDeadLetter { first_delay: None, ..dead_letter("new") }]).await.unwrap();
+    assert_eq!(detail(&store, &claimed[0].item.id).await.history.len(), 2);
+
+    assert_eq!(store.remove_processed(LEASE, 10).await.unwrap(), 0);
+    let removed = remove(3, async || store.remove_processed(Duration::ZERO, 2).await.unwrap()).await;
+    assert!(removed.iter().all(|batch| *batch <= 2), "{removed:?}");
+    assert!(store.get(&claimed[0].item.id).await.unwrap().is_none());
+    assert_eq!(detail(&store, &claimed[3].item.id).await.history.len(), 1);
+    let depths = store.depth_by_status().await.unwrap();
+    let depth_of = |status| depths.iter().find(|(other, _)| *other == status).map(|(_, depth)| *depth);
+    use DeadLetterStatus::{Failed, New, Processed};
+    assert_eq!([New, Failed, Processed].map(|status| depth_of(status).unwrap_or_default()), [1, 1, 0]);
 }

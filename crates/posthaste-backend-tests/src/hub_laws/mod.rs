@@ -3,11 +3,12 @@
 pub mod bus_inspector;
 pub mod channels;
 pub mod dead_letters;
+pub mod outbox;
 pub mod quarantine;
 pub mod registry;
 pub mod schemas;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use posthaste_core::hub_store::{HubOptions, HubStores};
@@ -26,9 +27,21 @@ pub trait HubHarness: Send + Sync + Sized {
     async fn open(&self, options: HubOptions) -> HubStores;
 }
 
+/// Removes until it has removed this many, and returns how many each call removed. Rows count as old only when the
+/// clock of the database has moved on.
+async fn remove(count: u64, mut remove: impl AsyncFnMut() -> u64) -> Vec<u64> {
+    let (mut removed, deadline) = (Vec::new(), Instant::now() + LEASE);
+    while removed.iter().sum::<u64>() < count {
+        assert!(Instant::now() < deadline, "removed {removed:?} of {count}");
+        removed.extend(Some(remove().await).filter(|some| *some > 0));
+    }
+    assert_eq!((removed.iter().sum::<u64>(), remove().await), (count, 0), "{removed:?}");
+    removed
+}
+
 /// The options of most laws.
 pub fn options() -> HubOptions {
-    HubOptions { lease: LEASE, max_channels: 100 }
+    HubOptions { lease: LEASE, max_channels: 100, partitions: 1, is_ordered: false }
 }
 
 /// Expands to one test for each law of the stores of a hub: `hub_laws!(Harness)`.
@@ -48,6 +61,13 @@ macro_rules! hub_laws {
             schedules_end_where_the_limit_was_lowered
             lists_are_filtered_and_sorted
             a_cursor_continues_where_the_page_ended
+            processed_dead_letters_are_removed_with_their_history
+        );
+        $crate::hub_laws!(
+            $harness, outbox =>
+            only_done_rows_are_removed_by_their_age
+            rows_are_removed_once_by_several_processes
+            the_id_of_a_removed_row_is_new_again
         );
         $crate::hub_laws!(
             $harness, registry =>
@@ -65,6 +85,7 @@ macro_rules! hub_laws {
             a_type_owns_its_topic_from_its_first_stored_event
             no_more_channels_are_recorded_than_the_limit
             an_owner_survives_a_restart
+            a_paused_channel_stays_paused
         );
         $crate::schema_laws!(<$harness as $crate::hub_laws::HubHarness>::start().await);
         $crate::bus_inspector_laws!(<$harness as $crate::hub_laws::HubHarness>::start().await);

@@ -1,6 +1,6 @@
 //! The laws of [`QuarantineStore`], and of [`Quarantine`](posthaste_core::bus::Quarantine), which fills it.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,9 +8,11 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use chrono::{TimeDelta, Utc};
 use posthaste_core::bus::{Fetched, Poison, Position};
-use posthaste_core::hub_store::{QuarantineCount, QuarantineFilter, QuarantineStatus, QuarantineStore, QuarantinedRow};
+use posthaste_core::hub_store::{
+    ExpiredRecords, QuarantineCount, QuarantineFilter, QuarantineStatus, QuarantineStore, QuarantinedRow,
+};
 
-use super::{HubHarness, LEASE, options};
+use super::{HubHarness, LEASE, options, remove};
 
 /// A database with a quarantine. Each law gets a fresh one. Every [`HubHarness`] is one.
 #[async_trait]
@@ -34,6 +36,7 @@ macro_rules! quarantine_laws {
         $crate::quarantine_laws!(
             $harness =>
             a_record_is_quarantined_once_per_group
+            another_record_at_a_known_position_is_quarantined
             a_quarantined_record_is_kept_unchanged
             the_quarantine_is_counted_by_group_and_topic
             the_list_is_filtered_and_newest_first
@@ -42,6 +45,8 @@ macro_rules! quarantine_laws {
             only_the_current_claim_marks_a_record_as_replayed
             a_damaged_record_is_not_claimed
             a_discarded_record_keeps_its_reason_and_stays_discarded
+            expired_records_of_every_status_are_removed
+            a_record_that_is_being_replayed_is_not_removed
         );
     };
     ($harness:expr => $($law:ident)*) => {
@@ -63,6 +68,18 @@ fn poison(topic: &str, offset: i64) -> Poison {
         damage: None,
     };
     Poison { record, reason: "unknown schema 7".to_owned() }
+}
+
+/// A topic that is deleted and created again has other records at the same offsets.
+pub async fn another_record_at_a_known_position_is_quarantined(harness: &impl QuarantineHarness) {
+    let store = harness.open_quarantine().await;
+    let before = poison("t", 1);
+    let mut after = before.clone();
+    after.record.value = Bytes::from_static(b"another");
+    for _ in 0..2 {
+        store.quarantine("g", &[before.clone(), after.clone()]).await.unwrap();
+    }
+    assert_eq!(rows(&*store, &QuarantineFilter::default()).await.len(), 2);
 }
 
 /// Quarantines one record after the other.
@@ -266,4 +283,44 @@ pub async fn a_discarded_record_keeps_its_reason_and_stays_discarded(harness: &i
     fill(&*store, "group", "orders", 0..1).await;
     assert_eq!(status(&*store, &ids[0]).await, (QuarantineStatus::Discarded, Some("a test event".to_owned())));
     assert_eq!(in_quarantine(&*store).await, 0);
+}
+
+/// Those that no operator replayed or discarded are counted by group and topic.
+pub async fn expired_records_of_every_status_are_removed(harness: &impl QuarantineHarness) {
+    let store = harness.open_quarantine().await;
+    fill(&*store, "a", "x", 0..5).await;
+    fill(&*store, "a", "y", 5..6).await;
+    fill(&*store, "b", "x", 6..8).await;
+    let ids = ids(&*store).await;
+    store.discard(&ids[..2], "not needed").await.unwrap();
+    store.claim(&ids[2..3], "claim", LEASE).await.unwrap();
+    store.mark_replayed(&ids[2..3], "claim").await.unwrap();
+    assert_eq!(store.remove_expired(LEASE, 10).await.unwrap(), ExpiredRecords::default());
+
+    let mut unhandled: BTreeMap<String, u64> = BTreeMap::new();
+    let removed = remove(8, async || {
+        let expired = store.remove_expired(Duration::ZERO, 2).await.unwrap();
+        for QuarantineCount { group, topic, records } in expired.unhandled {
+            *unhandled.entry(format!("{group} {topic}")).or_default() += records;
+        }
+        expired.removed
+    });
+    assert!(removed.await.iter().all(|batch| *batch <= 6), "two of each status at once");
+    let expected = [("a x", 2), ("a y", 1), ("b x", 2)];
+    assert_eq!(unhandled, expected.map(|(names, records)| (names.to_owned(), records)).into());
+    assert_eq!((rows(&*store, &QuarantineFilter::default()).await.len(), in_quarantine(&*store).await), (0, 0));
+    assert!(store.get(&ids[0]).await.unwrap().is_none());
+}
+
+/// Until its claim is released or ends.
+pub async fn a_record_that_is_being_replayed_is_not_removed(harness: &impl QuarantineHarness) {
+    let store = harness.open_quarantine().await;
+    fill(&*store, "group", "orders", 0..3).await;
+    let ids = ids(&*store).await;
+    assert_eq!(store.claim(&ids[..1], "ended", Duration::ZERO).await.unwrap().len(), 1);
+    assert_eq!(store.claim(&ids[1..2], "claim", LEASE).await.unwrap().len(), 1);
+    remove(2, async || store.remove_expired(Duration::ZERO, 10).await.unwrap().removed).await;
+    assert_eq!(self::ids(&*store).await, ids[1..2]);
+    store.release(&ids[1..2], "claim", "the bus refuses it").await.unwrap();
+    remove(1, async || store.remove_expired(Duration::ZERO, 10).await.unwrap().removed).await;
 }

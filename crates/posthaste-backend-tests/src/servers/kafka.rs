@@ -29,6 +29,27 @@ impl Kafka {
         CrashableServer::new(server, address)
     }
 
+    /// Starts an empty broker that accepts only clients with this name and password (SASL PLAIN, without TLS). Its URL is
+    /// its address as host:port.
+    pub async fn start_with_password(name: &str, password: &str) -> CrashableServer {
+        let port = free_port();
+        let login = format!(
+            "org.apache.kafka.common.security.plain.PlainLoginModule required username=\"broker\" password=\"b\" \
+             user_broker=\"b\" user_{name}=\"{password}\";"
+        );
+        let settings = [
+            format!("listeners=SASL_PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{}", controller_of(port)),
+            format!("advertised.listeners=SASL_PLAINTEXT://127.0.0.1:{port}"),
+            "listener.security.protocol.map=CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT".to_owned(),
+            "inter.broker.listener.name=SASL_PLAINTEXT".to_owned(),
+            "sasl.mechanism.inter.broker.protocol=PLAIN".to_owned(),
+            "sasl.enabled.mechanisms=PLAIN".to_owned(),
+            format!("listener.name.sasl_plaintext.plain.sasl.jaas.config={}", login.replace(' ', "\\u0020")),
+        ];
+        let server = Server::start_on(port, SCRIPT, &settings.join(" ")).await;
+        CrashableServer::new(server, format!("127.0.0.1:{port}"))
+    }
+
     /// Starts an empty broker, and a proxy through which all its clients connect: the broker tells them the address of
     /// the proxy. The URLs are `kafka://` and the address.
     pub async fn start_behind_proxy() -> (CrashableServer, Cutter) {
@@ -76,10 +97,18 @@ impl KafkaCluster {
         format!("kafka://{}", addresses.join(","))
     }
 
-    /// Kills the broker with this id (`kill -9`). It does not come back.
+    /// Kills the broker with this id (`kill -9`).
     pub async fn kill(&self, id: i32) {
-        let index = usize::try_from(id - 1).expect("the ids of brokers start at 1");
-        self.brokers[index].stop().await;
+        self.broker(id).stop().await;
+    }
+
+    /// Starts a broker that was killed, with the data it left.
+    pub async fn start_again(&self, id: i32) {
+        self.broker(id).start_again().await;
+    }
+
+    fn broker(&self, id: i32) -> &Server {
+        &self.brokers[usize::try_from(id - 1).expect("the ids of brokers start at 1")]
     }
 }
 

@@ -1,4 +1,4 @@
-# $1 is the port, $2 holds further lines of server.properties, separated by spaces.
+# $1 is the port, $2 holds further lines of server.properties, separated by spaces. A space in a line is \u0020.
 set -eu
 # Errors go to stdout: the test reads them and fails with them.
 exec 2>&1
@@ -42,7 +42,7 @@ share.coordinator.state.topic.min.isr=1
 group.initial.rebalance.delay.ms=0
 group.min.session.timeout.ms=100
 END
-  for line in $settings; do echo "$line" >>"$dir/server.properties"; done
+  for line in $settings; do printf '%s\n' "$line" >>"$dir/server.properties"; done
   run kafka.tools.StorageTool format -t cG9zdGhhc3RlLXRlc3RzIQ -c "$dir/server.properties" >"$dir/log" 2>&1 ||
     { cat "$dir/log"; exit 1; }
 }
@@ -70,6 +70,13 @@ start() {
 stop() {
   [ -n "$pid" ] || return 0
   kill -9 "$pid" 2>/dev/null || true
+  wait "$pid" 2>/dev/null || true
+  pid=
+}
+
+# Stops as an administrator does.
+shut_down() {
+  kill "$pid"
   wait "$pid" 2>/dev/null || true
   pid=
 }

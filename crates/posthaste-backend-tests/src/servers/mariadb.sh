@@ -48,3 +48,11 @@ stop() {
   wait "$pid" 2>/dev/null || true
   pid=
 }
+
+# Stops as an administrator does.
+shut_down() {
+  kill "$pid"
+  wait "$pid" 2>/dev/null || true
+  pid=
+}
+

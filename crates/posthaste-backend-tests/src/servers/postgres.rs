@@ -27,7 +27,7 @@ impl Postgres {
     }
 
     /// Starts a server with these settings on its command line, such as `-c fsync=on`.
-    pub async fn start_with(settings: &'static str) -> CrashableServer {
+    pub async fn start_with(settings: &str) -> CrashableServer {
         let server = Server::start(SCRIPT, settings).await;
         let url = database(&server).await;
         CrashableServer::new(server, url)

@@ -30,3 +30,9 @@ stop() {
   [ -e "$dir/data/postmaster.pid" ] || return 0
   $as "$bin/pg_ctl" -D "$dir/data" -m immediate -w stop >"$dir/log" 2>&1 || { cat "$dir/log"; return 1; }
 }
+
+# Stops as an administrator does: ends the clients' connections, and writes a checkpoint.
+shut_down() {
+  $as "$bin/pg_ctl" -D "$dir/data" -m fast -w stop >"$dir/log" 2>&1 || { cat "$dir/log"; return 1; }
+}
+

@@ -39,6 +39,11 @@ impl Server {
         self.order("stop").await;
     }
 
+    /// Stops the server as an administrator does, and returns when its process has ended.
+    pub(super) async fn shut_down(&self) {
+        self.order("shut_down").await;
+    }
+
     /// Starts the stopped server with the data it left, and returns when it accepts connections.
     pub(super) async fn start_again(&self) {
         self.order("start").await;
@@ -77,6 +82,11 @@ impl CrashableServer {
     /// Crashes the server; returns when nothing listens on its port.
     pub async fn stop(&mut self) {
         self.server.stop().await;
+    }
+
+    /// Stops the server as an administrator does, without waiting for its clients; returns when its process has ended.
+    pub async fn shut_down(&mut self) {
+        self.server.shut_down().await;
     }
 
     /// Starts the stopped server on the same port and data; returns when it accepts connections.

@@ -1,11 +1,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::time::Duration;
 
 use posthaste_core::outbox::{DEAD_AFTER_LOSSES, DeadHead, Mode, OutboxStatus, RowUpdate};
 use posthaste_core::{FailureClass, Outcome};
 use tokio::time::Instant;
 
+use super::history::{Digest, Faults};
 use super::{LEASE, Summary};
 use posthaste_testing::MemoryTable;
 
@@ -29,7 +29,6 @@ impl std::error::Error for Violation {}
 
 /// What the checker knows from listeners and from the database.
 pub(super) struct Ledger {
-    began: Instant,
     events: BTreeMap<i64, EventRecord>,
     by_id: HashMap<String, i64>,
     nodes: BTreeMap<usize, NodeRecord>,
@@ -37,7 +36,7 @@ pub(super) struct Ledger {
     owner: Option<String>,
     deliveries: u64,
     crashes: usize,
-    digest: u64,
+    digest: Digest,
     violation: Option<Violation>,
 }
 
@@ -90,38 +89,26 @@ struct Delivery {
     succeeded: bool,
 }
 
-/// The faults of one process.
+/// What the checker knows of one process.
 #[derive(Default)]
 struct NodeRecord {
-    crashed: bool,
-    freezes: Vec<(Instant, Instant)>,
+    faults: Faults,
     /// The common prefix of its claim ids.
     claim_prefix: Option<String>,
     /// The name under which it owns the table.
     owner: Option<String>,
 }
 
-impl NodeRecord {
-    /// True if a delivery that the process started at this time may be repeated.
-    fn was_hit_since(&self, started: Instant) -> bool {
-        let since = self.freezes.iter().filter(|(_, until)| *until > started);
-        let paused_for: Duration = since.map(|(from, until)| *until - *from).sum();
-        // A shorter pause costs one renewal at most, and two of three renewals may fail.
-        self.crashed || paused_for > LEASE / 3
-    }
-}
-
 impl Ledger {
     pub(super) fn new() -> Self {
         Self {
-            began: Instant::now(),
             events: BTreeMap::new(),
             by_id: HashMap::new(),
             nodes: BTreeMap::new(),
             owner: None,
             deliveries: 0,
             crashes: 0,
-            digest: 0,
+            digest: Digest::new(),
             violation: None,
         }
     }
@@ -137,11 +124,11 @@ impl Ledger {
 
     pub(super) fn crashed(&mut self, node: usize) {
         self.crashes += 1;
-        self.nodes.entry(node).or_default().crashed = true;
+        self.nodes.entry(node).or_default().faults.crashed = true;
     }
 
     pub(super) fn froze(&mut self, node: usize, until: Instant) {
-        self.nodes.entry(node).or_default().freezes.push((Instant::now(), until));
+        self.nodes.entry(node).or_default().faults.freeze(until);
     }
 
     pub(super) fn inserted(&mut self, seq: i64, id: &str, key: Option<&str>, claim_id: Option<&str>) {
@@ -234,7 +221,7 @@ impl Ledger {
             self.violation(format!("event {event_id} was delivered and never written"));
             return number;
         };
-        self.note(&[node as u64, seq as u64]);
+        self.digest.note(&[node as u64, seq as u64]);
         if !self.event(seq).committed {
             self.violation(format!("event {seq} was delivered and never committed"));
         }
@@ -275,7 +262,7 @@ impl Ledger {
     }
 
     fn is_excused(&self, delivery: &Delivery) -> bool {
-        self.nodes.get(&delivery.node).is_some_and(|node| node.was_hit_since(delivery.started))
+        self.nodes.get(&delivery.node).is_some_and(|node| node.faults.excuse(delivery.started))
     }
 
     /// All earlier events of the same key must have been delivered, and no other event of the key may be in flight.
@@ -311,15 +298,7 @@ impl Ledger {
             true => event.deliveries.iter_mut().filter(|of| of.number == number).for_each(|of| of.succeeded = true),
             false => event.deliveries.retain(|of| of.number != number),
         }
-        self.note(&[number, u64::from(succeeded)]);
-    }
-
-    /// Adds words and the current time to the digest of the run.
-    fn note(&mut self, words: &[u64]) {
-        let now = self.began.elapsed().as_millis() as u64;
-        for word in words.iter().chain([&now]) {
-            self.digest = (self.digest ^ word).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(23);
-        }
+        self.digest.note(&[number, u64::from(succeeded)]);
     }
 
     pub(super) fn check(&self, table: &MemoryTable) -> Result<Summary, Violation> {
@@ -330,7 +309,7 @@ impl Ledger {
         let mut summary = Summary {
             deliveries: self.deliveries as usize,
             crashes: self.crashes,
-            digest: self.digest,
+            digest: self.digest.value(),
             ..Summary::default()
         };
         for (seq, event) in committed {

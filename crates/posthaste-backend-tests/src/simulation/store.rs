@@ -34,6 +34,10 @@ impl Pool<FaultyStore> for FaultyDatabase {
         let store = self.world.database.open(table, mode).await?;
         Ok(FaultyStore { world: self.world.clone(), life: self.life.clone(), store })
     }
+
+    async fn open_existing(&self, table: TableName, mode: Mode) -> Result<FaultyStore, OpenError> {
+        self.open(table, mode).await
+    }
 }
 
 impl InTransaction<FaultyStore> for MemoryTransaction {
@@ -383,6 +387,10 @@ impl OperatorStore for FaultyStore {
 
     async fn count_dead(&self, filter: &DeadFilter) -> Result<u64, StoreError> {
         self.store.count_dead(filter).await
+    }
+
+    async fn count_pending(&self, limit: usize) -> Result<u64, StoreError> {
+        self.store.count_pending(limit).await
     }
 
     async fn replay(&self, filter: &DeadFilter, after: i64, limit: usize) -> Result<(u64, i64), StoreError> {

@@ -32,7 +32,7 @@ pub async fn run(quick: bool) -> anyhow::Result<Vec<Figure>> {
     let mut config = Config::default();
     config.http.listen = ([127, 0, 0, 1], 0).into();
     config.database.url = format!("sqlite://{}", folder.path().join("bench.db").display());
-    let server = EmbeddedServer::start(&config).await?;
+    let server = EmbeddedServer::start(&config, posthaste_hub::Roles::default()).await?;
     let client = Client::new(&server.url())?;
     subscribe(&client, &subscriber).await?;
 

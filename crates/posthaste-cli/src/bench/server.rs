@@ -49,6 +49,15 @@ impl Server {
         anyhow::bail!("the server ended before it was ready")
     }
 
+    /// How much of one core it uses while it is idle, in percent.
+    pub async fn idle_cpu(&self, window: Duration) -> anyhow::Result<f64> {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let before = self.cpu_ticks()?;
+        tokio::time::sleep(window).await;
+        // On Linux, a tick is a hundredth of a second.
+        Ok((self.cpu_ticks()? - before) as f64 / window.as_secs_f64())
+    }
+
     pub fn cpu_ticks(&self) -> anyhow::Result<u64> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id()))?;
         // The second field is a name in parentheses that may contain any text. User and system time are the 12th and

@@ -101,9 +101,20 @@ impl Layers {
 
     /// Builds the configuration. Fails if a value in it cannot be used.
     pub fn config(self) -> Result<Config, ConfigError> {
+        self.config_with(|_| true)
+    }
+
+    /// Builds the configuration for a command that uses only this section and the log. Fails only if a value in one of them
+    /// cannot be used.
+    pub fn config_of_section(self, section: &str) -> Result<Config, ConfigError> {
+        self.config_with(|key| key.split('.').next().is_some_and(|name| name == section || name == "telemetry"))
+    }
+
+    fn config_with(self, is_used: impl Fn(&str) -> bool) -> Result<Config, ConfigError> {
         let config: Result<Config, toml::de::Error> = Value::Table(self.values).try_into();
         let config = config.map_err(|error| ConfigError::Invalid(vec![error.to_string().trim_end().to_owned()]))?;
-        let violations = config.violations();
+        let mut violations = config.violations();
+        violations.retain(|(key, _)| is_used(key));
         if violations.is_empty() {
             return Ok(config);
         }

@@ -59,7 +59,7 @@ fn the_default_file_is_the_built_in_default() {
 #[test]
 fn the_default_file_names_every_key() {
     let example: Config = toml::from_str(&with_example()).unwrap();
-    assert_eq!((example.routing.rules.len(), example.channels.len()), (1, 1));
+    assert_eq!((example.routing.rules.len(), example.channels.len(), example.sources.len()), (1, 1, 1));
     let (mut written, mut known) = (Vec::new(), Vec::new());
     keys(&with_example().parse().unwrap(), "", &mut written);
     keys(&Table::try_from(&example).unwrap(), "", &mut known);
@@ -150,7 +150,9 @@ fn unusable_values_are_refused_with_key_and_origin() {
         ("[[channels]]\nevent_type = 'a'\ncompatibility = 'backwards'", "use NONE, BACKWARD, "),
         ("[bus]\npartitions = 0", "bus.partitions (set in "),
         ("[bus]\ntopic_prefix = 'a b'", "bus.topic_prefix"),
-        ("[database]\nurl = 'postgres://localhost/x'", "names postgres, which is not built into this version yet"),
+        ("[database]\nurl = 'mysql://localhost/x'", "names MySQL, on which there is no hub"),
+        ("[database]\nurl = 'postgres://localhost/x'", "secrets.key_file is empty, and this database has no file"),
+        ("[database]\nmax_connections = 15", "is less than 16"),
         ("[database]\nurl = 'sqlite::memory:'", "is in memory"),
         ("[database]\nurl = 'posthaste.db'", "write sqlite://FILE"),
         ("[telemetry]\nlog = 'posthaste=loud'", "telemetry.log"),
@@ -210,4 +212,24 @@ fn variables_reach_booleans_optional_values_and_nested_keys() {
     assert!(value("limit", "-1").unwrap_err().contains("-1"));
     assert!(value("enabld", "true").unwrap_err().contains("did you mean \"enabled\"?"));
     assert!(typed::<Example>(&["cleanup"], "true").unwrap_err().starts_with("names a section: add one of its keys"));
+}
+
+#[test]
+fn published_rows_are_kept_for_the_dedupe_window() {
+    let short = refusal(from_file("[retention]\noutbox = \"23h\""));
+    assert!(
+        short.contains("retention.outbox (set ") && short.contains("shorter than ingest.dedupe_window, 1day"),
+        "{short}"
+    );
+    for text in [
+        "[retention]\noutbox = \"off\"",
+        "[retention]\noutbox = \"1d\"",
+        "retention.outbox = \"1m\"\ningest.dedupe_window = \"1m\"",
+    ] {
+        assert!(from_file(text).is_ok(), "{text}");
+    }
+    let long = refusal(from_variable("POSTHASTE__INGEST__DEDUPE_WINDOW", "8d"));
+    assert!(long.contains("retention.outbox") && long.contains("8days"), "{long}");
+    let cleanup = from_variable("POSTHASTE__DLT__CLEANUP__ENABLED", "true").unwrap().dlt.cleanup;
+    assert_eq!((cleanup.enabled, cleanup.interval), (true, Duration::from_secs(3_600)));
 }

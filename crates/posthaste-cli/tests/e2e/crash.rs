@@ -12,7 +12,7 @@ use crate::subscriber::Subscriber;
 const KILLS: usize = 5;
 /// The events that no stage of the pipeline may send again: the outbox row is done, and all records of the event are below
 /// the watermarks of their groups. Events that became dead letters are left out, because they are sent later.
-const SETTLED: &str = "SELECT event_id FROM outbox_event WHERE status = 1
+pub const SETTLED: &str = "SELECT event_id FROM outbox_event WHERE status = 1
     AND EXISTS (
         SELECT 1 FROM log_record record JOIN log_partition place ON place.id = record.partition_id
         WHERE record.key = event_id AND place.topic LIKE 'posthaste.outbox.%')

@@ -3,10 +3,10 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::process::{Bus, Installation, items, on_each_bus, until};
+use crate::process::{Backend, Installation, items, on_each_backend, until};
 use crate::subscriber::Subscriber;
 
-on_each_bus! {
+on_each_backend! {
     an_event_published_by_http_arrives_at_its_subscriber
     a_row_inserted_by_another_program_is_delivered
     an_endpoint_that_was_down_receives_its_events_by_scheduled_retries
@@ -15,8 +15,8 @@ on_each_bus! {
     a_stop_finishes_requests_in_flight_and_the_next_start_delivers_the_rest
 }
 
-async fn an_event_published_by_http_arrives_at_its_subscriber(bus: Bus) {
-    let installation = Installation::on(bus, &[]).await;
+async fn an_event_published_by_http_arrives_at_its_subscriber(backend: Backend) {
+    let installation = Installation::on(backend, &[]).await;
     let server = installation.start().await;
     let subscriber = Subscriber::start().await;
     server.api.subscribe("order.placed", "billing", &subscriber.endpoint()).await;
@@ -28,9 +28,9 @@ async fn an_event_published_by_http_arrives_at_its_subscriber(bus: Bus) {
     let trace = until("the trace shows the delivery", async || {
         let trace = server.api.get(&format!("/api/events/{id}")).await.unwrap().json();
         // Kafka has no index of keys, so a trace does not show what is on its topics.
-        let is_shown = match bus {
-            Bus::Kafka => trace["deliveries"].is_null(),
-            Bus::BuiltIn => trace["deliveries"][0]["state"] == "DONE",
+        let is_shown = match backend {
+            Backend::Kafka => trace["deliveries"].is_null(),
+            Backend::Sqlite | Backend::Postgres => trace["deliveries"][0]["state"] == "DONE",
         };
         (is_shown && trace["outbox"]["status"] == "PROCESSED").then_some(trace)
     })
@@ -50,23 +50,23 @@ async fn an_event_published_by_http_arrives_at_its_subscriber(bus: Bus) {
     assert!(server.terminate().await.success());
 }
 
-async fn a_row_inserted_by_another_program_is_delivered(bus: Bus) {
-    let installation = Installation::on(bus, &[]).await;
+async fn a_row_inserted_by_another_program_is_delivered(backend: Backend) {
+    let installation = Installation::on(backend, &[]).await;
     let server = installation.start().await;
     let subscriber = Subscriber::start().await;
     server.api.subscribe("legacy.saved", "audit", &subscriber.endpoint()).await;
-    let insert = "INSERT INTO outbox_event (event_type, payload) VALUES ('legacy.saved', '{\"from\": \"sqlite3\"}'), \
+    let insert = "INSERT INTO outbox_event (event_type, payload) VALUES ('legacy.saved', '{\"from\": \"sql\"}'), \
                   ('legacy.saved', '[2]')";
-    installation.run_sqlite3(insert);
+    installation.execute(insert);
     let arrivals = subscriber.wait_for(2).await;
     let mut bodies: Vec<_> = arrivals.iter().map(|arrival| String::from_utf8_lossy(&arrival.body)).collect();
     bodies.sort();
-    assert_eq!(bodies, ["[2]", "{\"from\": \"sqlite3\"}"]);
+    assert_eq!(bodies, ["[2]", "{\"from\": \"sql\"}"]);
     assert_eq!(arrivals[0].headers["content-type"], "application/json");
 
     // A row whose event type is not a valid topic name becomes dead and does not block other rows.
     let insert = "INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('odd', 'no topic!', '1')";
-    installation.run_sqlite3(insert);
+    installation.execute(insert);
     until("the odd row is dead", async || {
         let trace = server.api.get("/api/events/odd").await.unwrap().json();
         (trace["outbox"]["exhausted"] == true).then_some(())
@@ -76,8 +76,8 @@ async fn a_row_inserted_by_another_program_is_delivered(bus: Bus) {
     subscriber.wait_for(3).await;
 }
 
-async fn an_endpoint_that_was_down_receives_its_events_by_scheduled_retries(bus: Bus) {
-    let installation = Installation::on(bus, &[("DLT__RETRY_INTERVAL", "1s"), ("DLT__MAX_RETRY", "30")]).await;
+async fn an_endpoint_that_was_down_receives_its_events_by_scheduled_retries(backend: Backend) {
+    let installation = Installation::on(backend, &[("DLT__RETRY_INTERVAL", "1s"), ("DLT__MAX_RETRY", "30")]).await;
     let server = installation.start().await;
     let subscriber = Subscriber::down();
     server.api.subscribe("order.placed", "billing", &subscriber.endpoint()).await;
@@ -87,7 +87,8 @@ async fn an_endpoint_that_was_down_receives_its_events_by_scheduled_retries(bus:
     }
     let dead_letters = until("all are dead letters", async || {
         let page = server.api.get("/api/dlt-messages?status=ALL&size=100").await.unwrap().json();
-        (page["total"] == 20).then_some(page)
+        // The items and their total are read one after the other, so the total may be ahead.
+        (items(&page).len() == 20).then_some(page)
     })
     .await;
     // The first event was sent. Later ones may have become dead letters without an attempt.
@@ -106,8 +107,8 @@ async fn an_endpoint_that_was_down_receives_its_events_by_scheduled_retries(bus:
     assert_eq!(server.api.get("/api/dlt-messages").await.unwrap().json()["total"], 0, "none is FAILED");
 }
 
-async fn an_exhausted_dead_letter_is_replayed(bus: Bus) {
-    let installation = Installation::on(bus, &[("DLT__RETRY_INTERVAL", "100ms")]).await;
+async fn an_exhausted_dead_letter_is_replayed(backend: Backend) {
+    let installation = Installation::on(backend, &[("DLT__RETRY_INTERVAL", "100ms")]).await;
     let server = installation.start().await;
     let subscriber = Subscriber::start().await;
     subscriber.answer(StatusCode::BAD_GATEWAY);
@@ -133,8 +134,8 @@ async fn an_exhausted_dead_letter_is_replayed(bus: Bus) {
     assert_eq!(subscriber.arrivals().last().unwrap().headers["posthaste-attempt"], "8");
 }
 
-async fn publishing_the_same_event_again_stores_it_once(bus: Bus) {
-    let installation = Installation::on(bus, &[]).await;
+async fn publishing_the_same_event_again_stores_it_once(backend: Backend) {
+    let installation = Installation::on(backend, &[]).await;
     let server = installation.start().await;
     let subscriber = Subscriber::start().await;
     server.api.subscribe("order.placed", "billing", &subscriber.endpoint()).await;
@@ -156,8 +157,8 @@ async fn publishing_the_same_event_again_stores_it_once(bus: Bus) {
     assert_eq!(subscriber.arrivals().len(), 2);
 }
 
-async fn a_stop_finishes_requests_in_flight_and_the_next_start_delivers_the_rest(bus: Bus) {
-    let installation = Installation::on(bus, &[("DELIVERY__CONCURRENCY", "4")]).await;
+async fn a_stop_finishes_requests_in_flight_and_the_next_start_delivers_the_rest(backend: Backend) {
+    let installation = Installation::on(backend, &[("DELIVERY__CONCURRENCY", "4")]).await;
     let server = installation.start().await;
     let subscriber = Subscriber::start().await;
     subscriber.hang();

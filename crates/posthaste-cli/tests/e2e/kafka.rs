@@ -8,7 +8,7 @@ use posthaste_backend_tests::servers::{self, Kafka};
 use serde_json::Value;
 
 use crate::api::Api;
-use crate::process::{Bus, Installation, until};
+use crate::process::{Backend, Installation, until};
 use crate::subscriber::{Arrival, Subscriber};
 
 async fn readiness(api: &Api) -> Option<(u16, Value)> {
@@ -56,10 +56,48 @@ async fn events_are_accepted_while_the_broker_is_away_and_delivered_when_it_is_b
     assert!(metrics.contains("posthaste_dlt_depth"), "{metrics}");
     assert!(asked.elapsed() < Duration::from_secs(8), "metrics wait for a bus that is away: {:?}", asked.elapsed());
 
+    let topics = server.api.get("/api/topics").await.unwrap();
+    assert_eq!((topics.status, &topics.json()["code"]), (503, &Value::from("bus_unavailable")), "{}", topics.text);
+
     kafka.start_again().await;
     wait_for_every(&ids, &subscriber).await;
     wait_for_status(&server.api, "ready").await;
     assert!(server.terminate().await.success(), "{}", installation.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_logs_in_to_the_broker_with_a_password_from_a_file() {
+    let kafka = Kafka::start_with_password("posthaste", "s3cret").await;
+    let folder = tempfile::tempdir().unwrap();
+    let (right, wrong) = (folder.path().join("right"), folder.path().join("wrong"));
+    std::fs::write(&right, "s3cret\n").unwrap();
+    std::fs::write(&wrong, "guessed\n").unwrap();
+    let url = format!("kafka://{}", kafka.url());
+    let file = |path: &std::path::Path| format!("file:{}", path.display());
+    let settings = |password: &str| {
+        let settings = [
+            ("URL", url.as_str()),
+            ("REPLICATION", "1"),
+            ("KAFKA__SECURITY_PROTOCOL", "sasl_plaintext"),
+            ("KAFKA__SASL_MECHANISM", "PLAIN"),
+            ("KAFKA__SASL_USERNAME", "posthaste"),
+            ("KAFKA__SASL_PASSWORD", password),
+        ];
+        settings.map(|(key, value)| (key.to_owned(), value.to_owned()))
+    };
+    let wrong = settings(&file(&wrong));
+    let (code, found) = check(&wrong.each_ref().map(|(key, value)| (key.as_str(), value.as_str())));
+    assert!(code == 3 && found.contains("uthentication") && !found.contains("guessed"), "{code}: {found}");
+
+    let mut installation = Installation::new(&[]);
+    settings(&file(&right)).iter().for_each(|(key, value)| installation.set(&format!("BUS__{key}"), value));
+    let server = installation.start().await;
+    let subscriber = Subscriber::start().await;
+    server.api.subscribe("order.placed", "billing", &subscriber.endpoint()).await;
+    let id = server.api.publish("order.placed", "1").await;
+    assert_eq!(subscriber.wait_for(1).await[0].event_id, id);
+    assert!(server.terminate().await.success(), "{}", installation.log());
+    assert!(!installation.log().contains("s3cret"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -68,7 +106,9 @@ async fn a_server_starts_while_the_broker_is_away() {
     kafka.stop().await;
     let mut installation = Installation::new(&[]);
     installation.use_kafka(kafka.url(), "later");
+    let begun = Instant::now();
     let server = installation.start().await;
+    assert!(begun.elapsed() < Duration::from_secs(10), "the start waits for the broker: {:?}", begun.elapsed());
     wait_for_status(&server.api, "degraded").await;
     let subscriber = Subscriber::start().await;
     server.api.subscribe("order.placed", "billing", &subscriber.endpoint()).await;
@@ -80,7 +120,7 @@ async fn a_server_starts_while_the_broker_is_away() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_server_repeats_only_what_was_in_flight() {
-    let installation = Installation::on(Bus::Kafka, &[]).await;
+    let installation = Installation::on(Backend::Kafka, &[]).await;
     let subscriber = Subscriber::start().await;
     let server = installation.start().await;
     server.api.subscribe("order.placed", "billing", &subscriber.endpoint()).await;

@@ -1,4 +1,7 @@
+use std::fs::Permissions;
+use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -9,44 +12,45 @@ use tempfile::TempDir;
 
 use crate::api::Api;
 
-/// A folder with a database. A test can start and stop servers on it.
+/// A folder with a database file, or on a database server. A test can start and stop servers on it.
 pub struct Installation {
     pub folder: TempDir,
     address: SocketAddr,
     settings: Vec<(String, String)>,
+    /// The database, if it is not the file in the folder.
+    database_url: Option<String>,
 }
 
-/// The bus of an installation.
+/// The database and the bus of an installation.
 #[derive(Clone, Copy, PartialEq)]
-pub enum Bus {
-    BuiltIn,
-    /// Kafka, with a Schema Registry of its own.
+pub enum Backend {
+    /// SQLite, with the built-in bus.
+    Sqlite,
+    /// PostgreSQL, with the built-in bus.
+    Postgres,
+    /// PostgreSQL, Kafka, and a Schema Registry of its own.
     Kafka,
 }
 
-/// Expands to each of these functions as a test on every bus.
-macro_rules! on_each_bus {
+/// Expands to each of these functions as a test on every backend.
+macro_rules! on_each_backend {
     ($($test:ident)*) => {
-        mod on_the_built_in_bus {
+        crate::process::on_each_backend!(on_sqlite, Sqlite => $($test)*);
+        crate::process::on_each_backend!(on_postgres, Postgres => $($test)*);
+        crate::process::on_each_backend!(on_kafka, Kafka => $($test)*);
+    };
+    ($module:ident, $backend:ident => $($test:ident)*) => {
+        mod $module {
             $(
                 #[tokio::test(flavor = "multi_thread")]
                 async fn $test() {
-                    super::$test(crate::process::Bus::BuiltIn).await;
-                }
-            )*
-        }
-
-        mod on_kafka {
-            $(
-                #[tokio::test(flavor = "multi_thread")]
-                async fn $test() {
-                    super::$test(crate::process::Bus::Kafka).await;
+                    super::$test(crate::process::Backend::$backend).await;
                 }
             )*
         }
     };
 }
-pub(crate) use on_each_bus;
+pub(crate) use on_each_backend;
 
 /// A running `posthaste serve`, killed when it goes out of scope.
 pub struct Server {
@@ -57,22 +61,46 @@ pub struct Server {
 impl Installation {
     /// `settings` are environment variables without the prefix `POSTHASTE__`.
     pub fn new(settings: &[(&str, &str)]) -> Self {
+        let settings = settings.iter().map(|(key, value)| (format!("POSTHASTE__{key}"), (*value).to_owned()));
+        Self::with(settings.collect(), None)
+    }
+
+    fn with(settings: Vec<(String, String)>, database_url: Option<String>) -> Self {
         // The port stays the same after a restart, so that clients can keep the address.
         let probe = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = probe.local_addr().expect("an address");
-        let settings = settings.iter().map(|(key, value)| (format!("POSTHASTE__{key}"), (*value).to_owned()));
-        Self { folder: tempfile::tempdir().expect("a folder"), address, settings: settings.collect() }
+        Self { folder: tempfile::tempdir().expect("a folder"), address, settings, database_url }
     }
 
-    /// An installation with this bus.
-    pub async fn on(bus: Bus, settings: &[(&str, &str)]) -> Self {
+    /// An installation on this backend.
+    pub async fn on(backend: Backend, settings: &[(&str, &str)]) -> Self {
         let mut installation = Self::new(settings);
-        if bus == Bus::Kafka {
-            let (broker, prefix) = servers::kafka().await;
-            installation.use_kafka(&broker, prefix.trim_end_matches('.'));
-            installation.set("REGISTRY__URL", &servers::apicurio().await.0);
+        match backend {
+            Backend::Sqlite => {}
+            Backend::Postgres => installation.use_postgres(servers::postgres().await),
+            Backend::Kafka => {
+                let (broker, prefix) = servers::kafka().await;
+                installation.use_postgres(servers::postgres().await);
+                installation.use_kafka(&broker, prefix.trim_end_matches('.'));
+                installation.set("REGISTRY__URL", &servers::apicurio().await.0);
+            }
         }
         installation
+    }
+
+    /// The same installation on another port and in another folder, for a server beside the first.
+    pub fn replica(&self) -> Self {
+        assert!(self.database_url.is_some(), "a file is for one server");
+        Self::with(self.settings.clone(), self.database_url.clone())
+    }
+
+    pub fn use_postgres(&mut self, url: String) {
+        let key = self.folder.path().join("posthaste.key");
+        std::fs::write(&key, "5".repeat(64)).expect("a key file");
+        std::fs::set_permissions(&key, Permissions::from_mode(0o600)).expect("a key file");
+        self.set("DATABASE__URL", &url);
+        self.set("SECRETS__KEY_FILE", key.to_str().expect("UTF-8"));
+        self.database_url = Some(url);
     }
 
     /// Sets a key of the configuration. `key` is an environment variable without the prefix.
@@ -105,6 +133,15 @@ impl Installation {
     /// Starts the server and waits until it is ready.
     pub async fn start(&self) -> Server {
         self.start_by(Command::new(env!("CARGO_BIN_EXE_posthaste"))).await
+    }
+
+    /// Starts a server that does only a part of the work.
+    pub async fn start_roles(&self, roles: &str) -> Server {
+        // `start_by` adds the command, so a shell adds the flag after it.
+        let with_roles = format!("exec {} \"$@\" --roles {roles}", env!("CARGO_BIN_EXE_posthaste"));
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &with_roles, "sh"]);
+        self.start_by(shell).await
     }
 
     /// Starts the server so that none of its files can grow beyond this many blocks of 512 bytes, as on a full disk.
@@ -144,6 +181,65 @@ impl Installation {
         }
     }
 
+    /// A command of the product in the folder of this installation.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_posthaste"));
+        command
+            .args(arguments)
+            .current_dir(self.folder.path())
+            .env("POSTHASTE__HTTP__LISTEN", self.address.to_string())
+            .envs(self.settings.iter().map(|(key, value)| (key, value)));
+        command
+    }
+
+    /// Writes the configuration file. Settings of the environment override it.
+    pub fn write_config(&self, text: &str) {
+        std::fs::write(self.folder.path().join("posthaste.toml"), text).expect("a configuration file");
+    }
+
+    /// A number that no other installation has at the same time.
+    pub fn port(&self) -> u16 {
+        self.address.port()
+    }
+
+    /// The URL of the database.
+    pub fn database_url(&self) -> &str {
+        self.database_url.as_deref().unwrap_or("sqlite://posthaste.db")
+    }
+
+    /// The environment variables of its servers.
+    pub fn settings(&self) -> Vec<(String, String)> {
+        self.settings.clone()
+    }
+
+    /// Runs a script of several statements, as an administrator would. Stops at the first error.
+    pub fn run_script(&self, script: &str) {
+        let mut command = Command::new(if self.database_url.is_some() { "psql" } else { "sqlite3" });
+        match &self.database_url {
+            Some(url) => command.args(["-X", "-q", "--set", "ON_ERROR_STOP=1", url]),
+            None => command.arg(self.database()),
+        };
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it runs");
+        child.stdin.take().expect("stdin is piped").write_all(script.as_bytes()).expect("it reads the script");
+        let ran = child.wait_with_output().expect("it ends");
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+    }
+
+    /// Runs a statement as another program would.
+    pub fn execute(&self, statement: &str) -> String {
+        let Some(url) = &self.database_url else { return self.run_sqlite3(statement) };
+        self.execute_on(url, statement)
+    }
+
+    /// Runs a statement on another PostgreSQL database.
+    pub fn execute_on(&self, url: &str, statement: &str) -> String {
+        let ran = Command::new("psql").args(["-X", "-q", "-A", "-t", "-c", statement, url]).output();
+        let ran = ran.expect("the program psql is installed: ./test does it, or apt-get install postgresql-client");
+        assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
+        String::from_utf8_lossy(&ran.stdout).into_owned()
+    }
+
     /// Runs a statement with the program `sqlite3`. It has a busy timeout, because the server may hold the write lock.
     pub fn run_sqlite3(&self, statement: &str) -> String {
         let ran = Command::new("sqlite3")
@@ -173,11 +269,22 @@ impl Server {
         self.child.wait().expect("it ends");
     }
 
+    /// Stops the process with SIGSTOP and continues it after this time, as a virtual machine that is moved.
+    pub async fn pause_for(&self, time: Duration) {
+        self.signal("STOP");
+        tokio::time::sleep(time).await;
+        self.signal("CONT");
+    }
+
+    /// Sends a signal, such as STOP.
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([format!("-{name}"), self.child.id().to_string()]).status();
+        assert!(sent.expect("kill runs").success(), "the signal is sent");
+    }
+
     /// Ends the server with SIGTERM, as an orchestrator would.
     pub async fn terminate(mut self) -> ExitStatus {
-        let pid = self.child.id().to_string();
-        let sent = Command::new("kill").args(["-TERM", &pid]).status().expect("kill runs");
-        assert!(sent.success(), "the signal is sent");
+        self.signal("TERM");
         tokio::task::spawn_blocking(move || self.child.wait().expect("it ends")).await.expect("waited")
     }
 }

@@ -122,19 +122,17 @@ impl Subscriber {
         counts
     }
 
-    /// Waits until `enough` returns true for the arrivals.
+    /// Waits until `enough` returns true for the arrivals. Fails when nothing has arrived for a minute: how long many
+    /// requests take depends on the machine.
     pub async fn wait_until(&self, what: &str, enough: impl Fn(&[Arrival]) -> bool) {
-        let waiting = async {
-            loop {
-                let arrived = self.0.arrived.notified();
-                if enough(&self.0.arrivals.lock().unwrap()) {
-                    return;
-                }
-                arrived.await;
+        loop {
+            let arrived = self.0.arrived.notified();
+            if enough(&self.0.arrivals.lock().unwrap()) {
+                return;
             }
-        };
-        let done = tokio::time::timeout(Duration::from_secs(60), waiting).await;
-        assert!(done.is_ok(), "timed out waiting for {what}: {} arrived", self.arrivals().len());
+            let in_time = tokio::time::timeout(Duration::from_secs(60), arrived).await;
+            assert!(in_time.is_ok(), "timed out waiting for {what}: {} arrived", self.arrivals().len());
+        }
     }
 
     pub async fn wait_for(&self, count: usize) -> Vec<Arrival> {

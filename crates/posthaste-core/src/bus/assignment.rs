@@ -83,6 +83,11 @@ impl AssignedPartition {
         Self { state: PartitionState::PositionLost, ..self }
     }
 
+    /// True if records are handed out now, and this offset was not handed out yet.
+    fn may_hand_out(&self, offset: i64) -> bool {
+        self.state == PartitionState::Reading && !self.is_paused && self.next <= offset
+    }
+
     /// True if the text of the completed set could exceed the limit, in whatever order the records in flight are done.
     ///
     /// Each of them adds at most one run to the text. The other form of the text has one bit for each offset.
@@ -235,13 +240,23 @@ impl Assignment {
         fetchable
     }
 
+    /// The partition has no records between the last one that was handed out and this offset. They count as done.
+    /// Returns true if that is progress.
+    pub fn skip_missing(&mut self, id: i64, offset: i64) -> bool {
+        let next = self.partitions.current(&id).filter(|(_, partition)| partition.may_hand_out(offset));
+        let Some((_, partition)) = next else { return false };
+        let before = std::mem::replace(&mut partition.next, offset);
+        if (before..offset).all(|offset| partition.progress.is_done(offset)) {
+            return false;
+        }
+        partition.progress.complete_range(before, offset);
+        partition.completed_text = partition.progress.encode().len();
+        true
+    }
+
     /// Marks a record as handed out and returns its position; `None` if it was done or handed out before.
     pub fn hand_out(&mut self, id: i64, offset: i64) -> Option<Position> {
-        let is_next = |partition: &AssignedPartition| {
-            let is_read = partition.state == PartitionState::Reading && !partition.is_paused;
-            is_read && partition.next <= offset
-        };
-        let (_, partition) = self.partitions.current(&id).filter(|(_, partition)| is_next(partition))?;
+        let (_, partition) = self.partitions.current(&id).filter(|(_, partition)| partition.may_hand_out(offset))?;
         partition.next = offset + 1;
         if partition.progress.is_done(offset) {
             return None;
@@ -376,6 +391,21 @@ mod tests {
         }
         assert_eq!(handed_out, [2, 4, 7]);
         assert!(assignment.hand_out(1, 4).is_none(), "handed out twice");
+    }
+
+    #[tokio::test]
+    async fn offsets_that_do_not_exist_count_as_done() {
+        let mut assignment = assignment([(1, Progress::decode(2, "1+1").unwrap())]);
+        assert!(assignment.skip_missing(1, 3), "offset 2 does not exist");
+        assert!(!assignment.skip_missing(1, 4), "offset 3 was done");
+        assert_eq!(assignment.hand_out(1, 4).unwrap().offset, 4);
+        assert!(assignment.skip_missing(1, 1_000_000));
+        assert!(!assignment.skip_missing(1, 10), "it is behind");
+        assert_eq!(assignment.hand_out(1, 1_000_000).unwrap().offset, 1_000_000);
+        let mut advance = assignment.advance(1, 1).unwrap();
+        assert_eq!(advance.progress.watermark(), 4, "a record in flight is not done");
+        advance.progress.complete(4);
+        assert_eq!(advance.progress.watermark(), 1_000_000);
     }
 
     #[tokio::test]

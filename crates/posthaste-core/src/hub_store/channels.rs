@@ -20,13 +20,17 @@ use crate::{Event, StoreError};
 ///   stored event owns no topic.
 /// - `no_more_channels_are_recorded_than_the_limit`.
 /// - `an_owner_survives_a_restart`.
+/// - `a_paused_channel_stays_paused`: until it is resumed, also across restarts. Events of its type are stored.
 ///
 /// For a pending outbox row that another program inserted, the type owns its topic as soon as `ingest` or `record`
 /// first reads the row, even if the row is not due yet.
 #[async_trait]
 pub trait ChannelStore: Send + Sync + 'static {
-    /// The event types of all recorded channels, oldest first.
-    async fn load(&self) -> Result<Vec<String>, StoreError>;
+    /// All recorded channels, oldest first.
+    async fn load(&self) -> Result<Vec<RecordedChannel>, StoreError>;
+
+    /// Records that an operator paused or resumed a channel. Returns false if no such channel is recorded.
+    async fn set_paused(&self, event_type: &str, is_paused: bool) -> Result<bool, StoreError>;
 
     /// Records the channels of event types whose rows other programs inserted. Returns the results in the same order.
     async fn record(&self, event_types: Vec<String>) -> Result<Vec<Result<(), Refusal>>, StoreError>;
@@ -34,6 +38,15 @@ pub trait ChannelStore: Send + Sync + 'static {
     /// Stores new events in the outbox and records the channels of their types, in one transaction. Returns the results
     /// in the same order. An `atomic` batch is stored whole or not at all.
     async fn ingest(&self, events: Vec<Arc<Event>>, atomic: bool) -> Result<Vec<Admission>, StoreError>;
+}
+
+/// A channel as the database has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordedChannel {
+    /// The event type.
+    pub event_type: String,
+    /// True if an operator paused it.
+    pub is_paused: bool,
 }
 
 /// The result for one event of an ingest.

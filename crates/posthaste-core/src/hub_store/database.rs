@@ -3,7 +3,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use super::{BusInspector, ChannelStore, DeadLetterStore, HubOutbox, QuarantineStore, Registry, SchemaStore};
+use super::{
+    BusInspector, ChannelStore, DeadLetterStore, HubOutbox, Migrations, QuarantineStore, Registry, SchemaStore,
+};
 use crate::bus::Bus;
 use crate::{BoxError, StoreError, outbox};
 
@@ -14,10 +16,11 @@ use crate::{BoxError, StoreError, outbox};
 /// leases of an earlier process.
 #[async_trait]
 pub trait HubDatabase: Send + Sync + 'static {
-    /// The schema of the database and the schema that this program knows. Changes nothing.
-    async fn schema(&self) -> Result<Schema, StoreError>;
+    /// The migrations, for operators.
+    fn migrations(&self) -> &dyn Migrations;
 
-    /// Brings the schema up to date.
+    /// Brings the schema up to date. A schema that is up to date, or newer and compatible, is left as it is, which needs no
+    /// right to create tables.
     async fn migrate(&self) -> Result<(), OpenError>;
 
     /// Opens the stores of all roles. The schema must be up to date.
@@ -42,6 +45,11 @@ pub struct HubOptions {
     pub lease: Duration,
     /// How many channels may be recorded.
     pub max_channels: usize,
+    /// How many partitions a new topic of the built-in bus has, if several processes may read it. A database for one
+    /// process has one.
+    pub partitions: u32,
+    /// True to keep the order of the events of an aggregate, from the outbox to their topics.
+    pub is_ordered: bool,
 }
 
 /// The stores of all roles, on one database.
@@ -65,15 +73,6 @@ pub struct HubStores {
     pub schemas: Arc<dyn SchemaStore>,
 }
 
-/// The schema of a database.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Schema {
-    /// The newest migration that was applied; `None` if the database has no tables of Posthaste.
-    pub found: Option<i64>,
-    /// The newest migration that this program knows.
-    pub known: i64,
-}
-
 /// Why a database cannot be used for a hub.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -93,9 +92,10 @@ pub enum OpenError {
         /// The name of the database.
         database: String,
     },
-    /// A newer program made the schema.
+    /// A newer program made the schema, and this program does not work with it.
     #[error(
-        "database schema {found} is newer than this program, which knows {known}: use a newer posthaste, or another database"
+        "database schema {found} is newer than this program, which knows {known} and does not work with it: use a newer \
+         posthaste, or another database"
     )]
     NewerSchema {
         /// The newest migration that was applied.
@@ -104,7 +104,9 @@ pub enum OpenError {
         known: i64,
     },
     /// A migration failed.
-    #[error("database schema cannot be brought up to date")]
+    #[error(
+        "database schema cannot be migrated: if this user may not create tables, let one who may run `posthaste migrate`"
+    )]
     Migration(#[source] BoxError),
     /// The outbox table cannot be opened.
     #[error(transparent)]

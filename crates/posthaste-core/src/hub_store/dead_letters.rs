@@ -32,6 +32,7 @@ use crate::{ClaimToken, Settled, StoreError};
 /// - `a_settlement_of_an_earlier_claim_changes_nothing`: settle, renew and release are fenced by the claim id.
 /// - `schedules_end_where_the_limit_was_lowered`: dead letters for which no request was ever made keep their schedule.
 /// - `lists_are_filtered_and_sorted`, `a_cursor_continues_where_the_page_ended`.
+/// - `processed_dead_letters_are_removed_with_their_history`, and no others.
 ///
 /// A row that cannot be read MUST NOT keep others from being claimed or listed. A claim that reads such a row reports
 /// it, makes it FAILED with the error code `unreadable`, and clears both of its due times.
@@ -69,6 +70,11 @@ pub trait DeadLetterStore: DeadLetterReplays + DeadLetterQueries + Send + Sync +
     /// deferred keeps its schedule for one attempt, which is not a retry. Called at a start, whose limit may be lower than
     /// before.
     async fn end_schedules(&self, max_retry: u32) -> Result<(), StoreError>;
+
+    /// Removes the dead letters that were delivered longer than this ago, with their payloads and histories: the oldest
+    /// first, at most `limit`. Returns how many; 0 if there are none left. Those that another process is removing are
+    /// left to it.
+    async fn remove_processed(&self, older_than: Duration, limit: usize) -> Result<u64, StoreError>;
 }
 
 /// Replays: deliveries that an operator requests.

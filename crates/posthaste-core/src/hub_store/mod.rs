@@ -14,14 +14,16 @@ mod dead_letter_update;
 mod dead_letters;
 mod idempotency;
 mod log;
+mod migrations;
 mod outbox;
 mod quarantine;
 mod registry;
 mod schemas;
+mod source_database;
 mod topic_owners;
 
-pub use channels::{Admission, ChannelStore, Ingested, Refusal};
-pub use database::{HubDatabase, HubOptions, HubStores, OpenError, Schema};
+pub use channels::{Admission, ChannelStore, Ingested, RecordedChannel, Refusal};
+pub use database::{HubDatabase, HubOptions, HubStores, OpenError};
 pub use dead_letter_list::{
     BadCursor, BadSort, DeadLetterCursor, DeadLetterFilter, DeadLetterPage, DeadLetterSort, DeadLetterSortKey,
 };
@@ -35,14 +37,16 @@ pub use dead_letters::{
 };
 pub use idempotency::{EventIdentity, deduplicate, deduplicate_atomic};
 pub use log::{Backlog, BusInspector, GroupProgress, LogEntry, READ_BYTES, READ_RECORDS, ResetTo, TopicState};
+pub use migrations::{Fit, Migration, MigrationState, Migrations, Schema, TableRows};
 pub use outbox::HubOutbox;
 pub use quarantine::{
-    QuarantineCount, QuarantineCursor, QuarantineFilter, QuarantinePage, QuarantineStatus, QuarantineStore,
-    QuarantinedRecord, QuarantinedRow,
+    ExpiredRecords, QuarantineCount, QuarantineCursor, QuarantineFilter, QuarantinePage, QuarantineStatus,
+    QuarantineStore, QuarantinedRecord, QuarantinedRow,
 };
 pub use registry::{
     Created, Definition, DefinitionFields, DefinitionStore, EventKey, Page, PageRequest, Registry, RegistryError,
     Subscription, SubscriptionFields, SubscriptionFilter, SubscriptionStore,
 };
 pub use schemas::{Applied, SchemaChange, SchemaReference, SchemaStore, SchemaText, Subject, SubjectVersion};
+pub use source_database::SourceDatabase;
 pub use topic_owners::{BatchOwners, TopicOwners, topic_key};

@@ -3,32 +3,53 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::outbox::{OutboxItem, OutboxRow, Store, Table};
+use crate::outbox::{OutboxItem, OutboxRow, Purge, Store, Table};
 use crate::{Source, StoreError};
 
 /// The outbox of a hub: one source for each event type.
 ///
 /// A [`Table`] that was opened for channels, without the type parameter of its store.
+///
+/// # Laws
+///
+/// Each is a test of that name in `posthaste-backend-tests` (`hub_laws`).
+///
+/// - `only_done_rows_are_removed_by_their_age`.
+/// - `rows_are_removed_once_by_several_processes`.
+/// - `the_id_of_a_removed_row_is_new_again`.
 #[async_trait]
 pub trait HubOutbox: Send + Sync + 'static {
+    /// True if the order of an aggregate is kept. Then all types have one source, and the type given to `source` and
+    /// `wake` does not matter.
+    fn is_ordered(&self) -> bool;
+
     /// The source of the events of one type.
     fn source(&self, event_type: &str) -> Arc<dyn Source<Item = OutboxItem>>;
 
     /// Wakes the source of this type, so that it claims now.
     fn wake(&self, event_type: &str);
 
-    /// Event types with rows that are due.
-    async fn pending_types(&self) -> Result<Vec<String>, StoreError>;
-
     /// The row of one event.
     async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError>;
 
     /// Event types with rows that are due, and for how long the first row of each has been due.
     async fn oldest_due_by_type(&self) -> Result<Vec<(String, Duration)>, StoreError>;
+
+    /// How many rows are pending, counted up to `limit`.
+    async fn count_pending(&self, limit: usize) -> Result<u64, StoreError>;
+
+    /// Removes the first rows that were published longer than this ago, at most `limit`, in one short transaction.
+    /// Returns how many; 0 if there are none left. Pending and DEAD rows are kept, and rows that another process is
+    /// removing are left to it.
+    async fn remove_done(&self, older_than: Duration, limit: usize) -> Result<u64, StoreError>;
 }
 
 #[async_trait]
 impl<S: Store> HubOutbox for Table<S> {
+    fn is_ordered(&self) -> bool {
+        self.store().mode().is_ordered()
+    }
+
     fn source(&self, event_type: &str) -> Arc<dyn Source<Item = OutboxItem>> {
         Arc::new(self.channel_source(event_type))
     }
@@ -37,15 +58,19 @@ impl<S: Store> HubOutbox for Table<S> {
         Table::wake(self, event_type);
     }
 
-    async fn pending_types(&self) -> Result<Vec<String>, StoreError> {
-        Table::pending_types(self).await
-    }
-
     async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
         self.store().find(event_id).await
     }
 
     async fn oldest_due_by_type(&self) -> Result<Vec<(String, Duration)>, StoreError> {
         self.store().oldest_due_by_type().await
+    }
+
+    async fn count_pending(&self, limit: usize) -> Result<u64, StoreError> {
+        self.store().count_pending(limit).await
+    }
+
+    async fn remove_done(&self, older_than: Duration, limit: usize) -> Result<u64, StoreError> {
+        self.store().purge(Purge::Done, older_than, limit).await
     }
 }

@@ -1,5 +1,6 @@
 //! Quarantined records as operators see them: list, show, replay and discard.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -23,6 +24,7 @@ use crate::bus::Quarantine;
 /// Each is a test of that name in `posthaste-backend-tests` (`hub_laws`).
 ///
 /// - `a_record_is_quarantined_once_per_group`. Each gets a UUID as its id, which never changes.
+/// - `another_record_at_a_known_position_is_quarantined`: a topic was deleted and created again.
 /// - `a_quarantined_record_is_kept_unchanged`: key, value, headers and position.
 /// - `the_quarantine_is_counted_by_group_and_topic`: only records with the status QUARANTINED count.
 /// - `the_list_is_filtered_and_newest_first`, `a_page_of_the_quarantine_continues_after_its_cursor`.
@@ -30,6 +32,8 @@ use crate::bus::Quarantine;
 /// - `only_the_current_claim_marks_a_record_as_replayed`.
 /// - `a_damaged_record_is_not_claimed`.
 /// - `a_discarded_record_keeps_its_reason_and_stays_discarded`.
+/// - `expired_records_of_every_status_are_removed`, and those that no operator handled are counted by group and topic.
+/// - `a_record_that_is_being_replayed_is_not_removed`.
 ///
 /// Every query reads a bounded number of rows, however many records are in quarantine. A row that cannot be read MUST be
 /// reported and left out.
@@ -68,6 +72,35 @@ pub trait QuarantineStore: Quarantine {
 
     /// Makes those of these records DISCARDED that are in quarantine and not claimed. Returns their ids.
     async fn discard(&self, ids: &[String], reason: &str) -> Result<Vec<String>, StoreError>;
+
+    /// Removes records that were quarantined longer than this ago, whatever their status: the oldest of each status
+    /// first, at most `limit` of each, and none that is claimed. Records that another process is changing or removing
+    /// are left to it.
+    async fn remove_expired(&self, age: Duration, limit: usize) -> Result<ExpiredRecords, StoreError>;
+}
+
+/// Quarantined records that were removed because of their age.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ExpiredRecords {
+    /// How many were removed; 0 if there are none left.
+    pub removed: u64,
+    /// How many of them no operator had replayed or discarded, sorted by group and topic.
+    pub unhandled: Vec<QuarantineCount>,
+}
+
+impl ExpiredRecords {
+    /// Counts removed records, each with its status, group and topic.
+    pub fn count(records: impl IntoIterator<Item = (QuarantineStatus, String, String)>) -> Self {
+        let (mut removed, mut unhandled) = (0, BTreeMap::new());
+        for (status, group, topic) in records {
+            removed += 1;
+            if status == QuarantineStatus::Quarantined {
+                *unhandled.entry((group, topic)).or_default() += 1;
+            }
+        }
+        let count = |((group, topic), records)| QuarantineCount { group, topic, records };
+        Self { removed, unhandled: unhandled.into_iter().map(count).collect() }
+    }
 }
 
 /// The number of records that a group has in quarantine of one topic.

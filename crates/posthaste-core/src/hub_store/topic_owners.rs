@@ -46,8 +46,8 @@ impl TopicOwners {
     }
 
     /// Adds types that are recorded as owners of their topics.
-    pub fn remember_types(&self, event_types: &[String]) {
-        lock(&self.by_key).extend(event_types.iter().map(|event_type| (topic_key(event_type), event_type.clone())));
+    pub fn remember_types<'a>(&self, event_types: impl Iterator<Item = &'a str>) {
+        lock(&self.by_key).extend(event_types.map(|event_type| (topic_key(event_type), event_type.to_owned())));
     }
 
     /// Adds the owners of a batch whose transaction has committed.
@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn a_recorded_owner_is_known_to_the_next_batch() {
         let (owners, events) = (TopicOwners::new(1), events(&["a_b"]));
-        owners.remember_types(&["a.b".to_owned()]);
+        owners.remember_types(["a.b"].into_iter());
         let batch = owners.of_batch(["a_b"].into_iter());
         assert!(batch.unknown().is_empty());
         assert_eq!(batch.refusals(&events), [Some(Refusal::TopicTaken { owner: "a.b".to_owned() })]);

@@ -20,7 +20,7 @@ const IDLE_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The longest text of a completed set. It is limited because every ack writes it. The limit is enough for gaps anywhere
 /// among about a hundred thousand records.
-const MAX_COMPLETED_TEXT: usize = 16_384;
+pub const MAX_COMPLETED_TEXT: usize = 16_384;
 
 /// One member of a group.
 pub(super) struct GroupConsumer<S> {

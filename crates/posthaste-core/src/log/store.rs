@@ -65,10 +65,7 @@ pub struct Member {
 impl Member {
     /// True if this member reads the topic.
     pub fn reads(&self, topic: &str) -> bool {
-        match &self.topics {
-            Topics::Named(names) => names.iter().any(|name| name == topic),
-            Topics::Prefix(prefix) => topic.starts_with(prefix.as_str()),
-        }
+        self.topics.contains(topic)
     }
 }
 

@@ -98,6 +98,11 @@ impl Mode {
         }
     }
 
+    /// True if the events of one aggregate are delivered one after the other.
+    pub fn is_ordered(self) -> bool {
+        matches!(self, Self::Ordered(_))
+    }
+
     /// True if rows are leased one by one.
     pub fn leases_rows(self) -> bool {
         matches!(self, Self::MultiNode | Self::Ordered(_))

@@ -27,6 +27,19 @@ pub enum OpenError {
         /// The newest migration that this program knows.
         known: i64,
     },
+    /// Its table is missing or out of date, and this process does not change it.
+    #[error("outbox table {table} {}: let a user who may create tables run the migrations", found.map_or_else(
+        || "does not exist, or this user may not read it".to_owned(),
+        |found| format!("has schema {found}, older than {known}, which this program needs"),
+    ))]
+    OldSchema {
+        /// The table in question.
+        table: TableName,
+        /// The newest migration that was applied; `None` if none was found.
+        found: Option<i64>,
+        /// The newest migration that this program knows.
+        known: i64,
+    },
     /// Its table is missing or out of date, and this user may not change that.
     #[error("outbox table {table} cannot be brought up to date: let a user who may create tables run the migrations")]
     Migration {

@@ -56,4 +56,7 @@ pub trait Store:
 pub trait Pool<S: Store>: Send + Sync + 'static {
     /// Brings the table up to date and opens it.
     async fn open(&self, table: TableName, mode: Mode) -> Result<S, OpenError>;
+
+    /// Opens a table that is up to date. Fails with [`OpenError::OldSchema`] if it is not, and changes nothing.
+    async fn open_existing(&self, table: TableName, mode: Mode) -> Result<S, OpenError>;
 }

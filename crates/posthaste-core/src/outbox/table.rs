@@ -47,13 +47,6 @@ impl<S: Store> Table<S> {
     /// ones are recorded. In the modes that lease rows, a claimer decides by its own lease if that of another process
     /// has ended.
     pub async fn open(store: S, reader: Reader, lease: Duration) -> Result<Self, OpenError> {
-        if reader == Reader::Channels && matches!(store.mode(), Mode::Ordered(_)) {
-            return Err(OpenError::Unsuitable {
-                problem: "channels deliver each event type by itself, so there is no order over all of an aggregate"
-                    .to_owned(),
-                remedy: "choose another mode".to_owned(),
-            });
-        }
         let recorded = store.register(reader, lease).await?;
         recorded.check(store.table(), reader, store.mode(), lease)?;
         Ok(Self::new(store, Some(reader), lease))
@@ -103,13 +96,14 @@ impl<S: Store> Table<S> {
         self.source("")
     }
 
-    /// The source of the events of one type.
+    /// The source of the events of one type. In ordered mode all types have one source, because the order of an
+    /// aggregate is that of all its events.
     ///
     /// # Panics
     /// When the table was not opened for channels.
     pub fn channel_source(&self, event_type: &str) -> OutboxSource<S> {
         assert_eq!(self.0.reader, Some(Reader::Channels), "outbox {} is not read by channels", self.0.store.table());
-        self.source(event_type)
+        self.source(self.cursor_name(event_type))
     }
 
     fn source(&self, name: &str) -> OutboxSource<S> {
@@ -245,10 +239,14 @@ impl<S: Store> Table<S> {
     }
 
     fn cursor_of(&self, event_type: &str) -> Option<Arc<Cursor>> {
-        let name = match self.0.reader? {
-            Reader::Dispatcher => "",
-            Reader::Channels => event_type,
-        };
-        lock(&self.0.cursors).get(name).cloned()
+        lock(&self.0.cursors).get(self.cursor_name(event_type)).cloned()
+    }
+
+    /// The name of the cursor that claims events of this type.
+    fn cursor_name<'a>(&self, event_type: &'a str) -> &'a str {
+        match (self.0.reader, self.mode()) {
+            (Some(Reader::Channels), mode) if !mode.is_ordered() => event_type,
+            _ => "",
+        }
     }
 }

@@ -26,9 +26,13 @@ pub(super) struct RelayMetrics {
 }
 
 impl RelayMetrics {
-    pub(super) fn new(prefix: &str, relay: &str) -> Self {
+    pub(super) fn new(prefix: &str, relay: &str, shared_label: Option<&str>) -> Self {
+        let relay = shared_label.unwrap_or(relay);
         let counter = |name: &str| metrics::counter!(names::prefixed(prefix, name), "relay" => relay.to_owned());
-        let gauge = |name: &str| metrics::gauge!(names::prefixed(prefix, name), "relay" => relay.to_owned());
+        let gauge = |name: &str| match shared_label {
+            None => metrics::gauge!(names::prefixed(prefix, name), "relay" => relay.to_owned()),
+            Some(_) => Gauge::noop(),
+        };
         let duration = names::prefixed(prefix, names::DISPATCH_DURATION);
         Self {
             hot: counter(names::ENQUEUE_HOT),

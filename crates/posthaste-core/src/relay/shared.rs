@@ -44,7 +44,7 @@ impl<S: Source> Shared<S> {
         let in_delivery = options.workers.max(1) * options.chunk.max(1);
         let max_unsettled = options.settle_batch.max(1) * 2 + in_delivery;
         Self {
-            metrics: RelayMetrics::new(&options.metrics_prefix, &name),
+            metrics: RelayMetrics::new(&options.metrics_prefix, &name, options.shared_label.as_deref()),
             name,
             source,
             clock: RelayClock::start(),

@@ -7,4 +7,6 @@ mod logs;
 mod quarantine;
 mod readiness;
 mod registry;
+mod retention;
+mod reused_ids;
 mod support;

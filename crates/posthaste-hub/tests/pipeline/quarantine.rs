@@ -4,7 +4,9 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use posthaste_api::{QuarantineAction, QuarantineSelection, QuarantineStatus};
 use posthaste_core::bus::{Bus, Consumer, PublishError, Record, Topics};
-use posthaste_core::hub_store::{HubDatabase, HubOptions, HubStores, OpenError, QuarantineFilter, Registry, Schema};
+use posthaste_core::hub_store::{
+    HubDatabase, HubOptions, HubStores, Migrations, OpenError, QuarantineFilter, Registry,
+};
 use posthaste_core::{FaultKind, StoreError};
 use posthaste_hub::Hub;
 use posthaste_sql::sqlite;
@@ -61,8 +63,8 @@ struct WithTestBus {
 
 #[async_trait]
 impl HubDatabase for WithTestBus {
-    async fn schema(&self) -> Result<Schema, StoreError> {
-        self.database.schema().await
+    fn migrations(&self) -> &dyn Migrations {
+        self.database.migrations()
     }
 
     async fn migrate(&self) -> Result<(), OpenError> {
@@ -102,7 +104,7 @@ async fn start(folder: &Path) -> (Arc<Hub>, Arc<TestBus>) {
     let hub = open_on(folder, database.clone(), test_settings()).await;
     execute(folder, FILL).await;
     let bus = database.bus.lock().unwrap().clone().unwrap();
-    (Arc::new(hub), bus)
+    (hub, bus)
 }
 
 fn all() -> QuarantineAction {

@@ -5,7 +5,8 @@ use posthaste_hub::{Hub, PartStatus};
 use posthaste_sql::sqlite::HubDatabase;
 
 use crate::support::{
-    Subscriber, execute, header, open, open_database, open_on, publish, start, subscribe, test_settings, until,
+    Subscriber, assert_counted, execute, header, log_lines, open, open_database, open_on, publish, start, subscribe,
+    test_settings, until,
 };
 
 const EVENT: &str = r#"{"eventType":"order.placed","sourceService":"shop","payload":1}"#;
@@ -62,7 +63,7 @@ async fn readiness_names_a_database_that_refuses_writes_until_it_accepts_them() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn readiness_names_a_stalled_relay_until_it_makes_progress() {
+async fn a_stalled_relay_is_named_and_restarted_until_it_makes_progress() {
     let mut settings = test_settings();
     settings.outbox.lease = Duration::from_secs(3);
     let world = start(settings).await;
@@ -73,6 +74,12 @@ async fn readiness_names_a_stalled_relay_until_it_makes_progress() {
     let id = publish(&world.hub, EVENT).await;
     let reason = until_unready(&world.hub, "event-processor").await;
     assert!(reason.contains("partition 0 of posthaste.events.order.placed"), "{reason}");
+    until("the log says that the relay is restarted", async || {
+        let restarts = "a relay makes no progress and is restarted relay=\"event-processor\"";
+        log_lines().into_iter().find(|line| line.contains("ERROR") && line.contains(restarts))
+    })
+    .await;
+    assert_counted(r#"posthaste_relay_restarts_total{relay="event-processor"}"#);
 
     world.execute("ALTER TABLE hidden RENAME TO registry_version").await;
     assert_eq!(header(&subscriber.wait_for(1).await[0].0, "webhook-id"), id);

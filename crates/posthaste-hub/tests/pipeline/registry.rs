@@ -1,6 +1,7 @@
 //! A Schema Registry that is away or refuses the schema.
 
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_hub::PartStatus;
@@ -14,6 +15,8 @@ enum State {
     #[default]
     Up,
     Away,
+    /// It answers, but registers nothing.
+    ReadOnly,
     Incompatible,
 }
 
@@ -41,8 +44,12 @@ impl Registry {
 impl SchemaRegistry for Registry {
     async fn register(&self, _: &str, schema: &SchemaText) -> Result<i32, RegistryError> {
         self.answer()?;
-        if *self.state.lock().unwrap() == State::Incompatible {
-            return Err(RegistryError::Incompatible { reason: "a field was removed".to_owned() });
+        match *self.state.lock().unwrap() {
+            State::Incompatible => {
+                return Err(RegistryError::Incompatible { reason: "a field was removed".to_owned() });
+            }
+            State::ReadOnly => return Err(RegistryError::Unavailable { reason: "it is in read-only mode".to_owned() }),
+            _ => {}
         }
         let parsed = ParsedSchema::parse(schema.clone(), &Imports::new()).unwrap();
         *self.schema.lock().unwrap() = Some(Arc::new(parsed));
@@ -92,6 +99,31 @@ async fn events_wait_while_the_registry_is_away() {
     .await;
     let quarantined: i64 = ask(folder.path(), "SELECT count(*) FROM quarantined_record").await;
     assert_eq!(quarantined, 0, "an outage is not the fault of a record");
+    hub.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_that_answers_but_registers_nothing_degrades_the_channels_that_wait_for_it() {
+    let (registry, folder) = (Arc::new(Registry::default()), tempfile::tempdir().unwrap());
+    registry.set(State::ReadOnly);
+    let database = open_database(folder.path()).await;
+    let mut settings = test_settings();
+    settings.outbox.lease = Duration::from_secs(2);
+    let hub = open_with_registry(folder.path(), database, Some(registry.clone()), settings).await;
+    publish(&hub, EVENT).await;
+    const CHANNEL: &str = "channel:order.placed";
+    let why = until("the channel is degraded", async || {
+        let readiness = hub.readiness().await;
+        assert!(readiness.is_ready(), "{readiness:?}");
+        match readiness.parts.get(CHANNEL)? {
+            PartStatus::Degraded(why) => Some(why.clone()),
+            _ => None,
+        }
+    })
+    .await;
+    assert!(why.contains("read-only mode"), "{why}");
+    registry.set(State::Up);
+    until("the channel is ready", async || (!hub.readiness().await.parts.contains_key(CHANNEL)).then_some(())).await;
     hub.stop().await;
 }
 

@@ -94,7 +94,7 @@ async fn receive(State(subscriber): State<Subscriber>, headers: HeaderMap, body:
 }
 
 pub struct World {
-    pub hub: Hub,
+    pub hub: Arc<Hub>,
     folder: TempDir,
 }
 
@@ -104,7 +104,7 @@ pub async fn start(settings: Settings) -> World {
     World { hub, folder }
 }
 
-pub async fn open(folder: &Path, settings: Settings) -> Hub {
+pub async fn open(folder: &Path, settings: Settings) -> Arc<Hub> {
     open_on(folder, open_database(folder).await, settings).await
 }
 
@@ -113,7 +113,7 @@ pub async fn open_database(folder: &Path) -> Arc<HubDatabase> {
     Arc::new(HubDatabase::open(&url).await.unwrap())
 }
 
-pub async fn open_on(folder: &Path, database: Arc<dyn hub_store::HubDatabase>, settings: Settings) -> Hub {
+pub async fn open_on(folder: &Path, database: Arc<dyn hub_store::HubDatabase>, settings: Settings) -> Arc<Hub> {
     open_with_registry(folder, database, None, settings).await
 }
 
@@ -122,13 +122,16 @@ pub async fn open_with_registry(
     database: Arc<dyn hub_store::HubDatabase>,
     registry: Option<Arc<dyn SchemaRegistry>>,
     settings: Settings,
-) -> Hub {
+) -> Arc<Hub> {
     // Installed before a hub counts or logs anything.
     metrics();
     log();
     let sealer = Sealer::open(&folder.join("hub.key")).unwrap();
     let client = Client::new(ClientOptions::default());
-    Hub::start(Parts { database, bus: None, registry, client, sealer, settings }).await.unwrap()
+    let (channel_buses, sources, roles) = Default::default();
+    Hub::start(Parts { database, bus: None, registry, channel_buses, sources, client, sealer, settings, roles })
+        .await
+        .unwrap()
 }
 
 /// The default settings, with which a request does not time out because the machine is busy.
@@ -210,6 +213,13 @@ async fn connect(folder: &Path) -> SqliteConnection {
 impl World {
     pub async fn execute(&self, sql: impl Into<String>) {
         execute(self.folder.path(), sql).await;
+    }
+
+    pub async fn ask<T>(&self, sql: &'static str) -> T
+    where
+        T: for<'r> sqlx::Decode<'r, Sqlite> + sqlx::Type<Sqlite> + Send + Unpin,
+    {
+        ask(self.folder.path(), sql).await
     }
 }
 

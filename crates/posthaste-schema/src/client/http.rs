@@ -84,6 +84,13 @@ impl Http {
         &self.options
     }
 
+    /// The next request goes to another URL first.
+    pub(super) fn prefer_another(&self) {
+        let next = |current: usize| Some((current + 1) % self.options.bases.len());
+        // It never fails: there always is a next one.
+        let _ = self.current.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+    }
+
     /// Sends a request to one URL after the other, and to all again after a pause. Every request of a registry may be
     /// repeated: it has the same effect.
     pub(super) async fn send(&self, call: Call<'_>) -> Result<Answer, RegistryError> {

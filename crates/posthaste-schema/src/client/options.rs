@@ -22,6 +22,9 @@ pub struct ClientOptions {
     /// How long an answer that there is no such schema, or a failed look-up, is believed. Records that need that schema
     /// do not cause requests meanwhile.
     pub failure_memory: Duration,
+    /// How long an id without a schema counts as an outage: the replicas of a registry do not all know a new schema at
+    /// the same moment.
+    pub replica_lag: Duration,
     /// Certificate authorities to trust beside those of the operating system.
     pub extra_roots: Vec<CertificateDer<'static>>,
 }
@@ -87,6 +90,7 @@ impl ClientOptions {
             attempts: 3,
             first_pause: Duration::from_millis(100),
             failure_memory: Duration::from_secs(1),
+            replica_lag: Duration::from_secs(10),
             extra_roots: Vec::new(),
         })
     }

@@ -49,12 +49,15 @@ impl Registry {
         let parts = Parts {
             bus: None,
             registry: None,
+            channel_buses: Default::default(),
+            sources: Vec::new(),
+            roles: Default::default(),
             database: Arc::new(HubDatabase::open(&database).await.unwrap()),
             client: posthaste_webhook::Client::new(posthaste_webhook::ClientOptions::default()),
             sealer: Sealer::open(&folder.path().join("hub.key")).unwrap(),
             settings: Settings::default(),
         };
-        let hub = Arc::new(Hub::start(parts).await.unwrap());
+        let hub = Hub::start(parts).await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/registry", listener.local_addr().unwrap());
         let metrics = PrometheusBuilder::new().build_recorder().handle();
@@ -66,7 +69,9 @@ impl Registry {
     }
 
     pub fn client(&self) -> RegistryClient {
-        RegistryClient::new(ClientOptions::new(&self.url).unwrap())
+        let mut options = ClientOptions::new(&self.url).unwrap();
+        options.replica_lag = std::time::Duration::ZERO;
+        RegistryClient::new(options)
     }
 
     pub fn subject(&self, name: &str) -> String {

@@ -6,6 +6,7 @@ pub(super) const DIALECT: Dialect = Dialect {
     outbox: &[migration!("mysql", "outbox", "0001_outbox")],
     ordered: &[migration!("mysql", "ordered", "0001_ordered")],
     inbox: &[migration!("mysql", "inbox", "0001_inbox")],
+    hub: &[],
     fill,
     time: "TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP",
     bytes: "BLOB",

@@ -1,4 +1,5 @@
 use async_trait::async_trait;
+use posthaste_core::hub_store::Fit;
 use posthaste_core::outbox::{DeadHead, Mode, Notifier, OpenError, Pool, Store, TableName};
 use sqlx::migrate::Migrator;
 use sqlx::{AssertSqlSafe, MySql, MySqlConnection, MySqlPool};
@@ -7,7 +8,7 @@ use super::clock::NOW;
 use super::errors::{number, store_error};
 use super::migrations::{self, DIALECT};
 use super::pooled::Pooled;
-use crate::migrations::{bring_up, newest};
+use crate::migrations::{Applied, bring_up, check_current, schema_of};
 use crate::session::Session;
 
 mod claim;
@@ -53,22 +54,37 @@ pub struct OutboxStore {
 #[async_trait]
 impl Pool<OutboxStore> for MySqlPool {
     async fn open(&self, table: TableName, mode: Mode) -> Result<OutboxStore, OpenError> {
-        let failed = |error| store_error("open the outbox", error);
-        let mut connection = Pooled::acquire(self).await.map_err(failed)?;
-        let version = sqlx::query_scalar("SELECT VERSION()").fetch_one(&mut *connection).await;
-        let version: String = version.map_err(failed)?;
-        connection.finish();
-        if is_too_old(&version) {
-            let remedy = "use MySQL 8.0.16, MariaDB 10.6 or later".to_owned();
-            return Err(OpenError::Unsuitable { problem: format!("database server is {version}"), remedy });
+        check_version(self).await?;
+        for migrator in DIALECT.of_outbox(&table, mode) {
+            migrate(self, &table, &migrator).await?;
         }
-        migrate(self, &table, &DIALECT.outbox(&table)).await?;
-        if matches!(mode, Mode::Ordered(_)) {
-            migrate(self, &table, &DIALECT.ordered(&table)).await?;
-        }
-        let [claims, settlements, renewals] = [(); 3].map(|()| Session::beside(self));
-        Ok(OutboxStore { pool: self.clone(), claims, settlements, renewals, table, mode })
+        Ok(OutboxStore::new(self, table, mode))
     }
+
+    async fn open_existing(&self, table: TableName, mode: Mode) -> Result<OutboxStore, OpenError> {
+        check_version(self).await?;
+        for migrator in DIALECT.of_outbox(&table, mode) {
+            let failed = |error| store_error("read the history of the outbox", error);
+            let mut connection = Pooled::acquire(self).await.map_err(failed)?;
+            let found = applied(&mut connection, &migrator).await.map_err(failed)?;
+            connection.finish();
+            check_current(&migrator, &table, &found)?;
+        }
+        Ok(OutboxStore::new(self, table, mode))
+    }
+}
+
+async fn check_version(pool: &MySqlPool) -> Result<(), OpenError> {
+    let failed = |error| store_error("open the outbox", error);
+    let mut connection = Pooled::acquire(pool).await.map_err(failed)?;
+    let version = sqlx::query_scalar("SELECT VERSION()").fetch_one(&mut *connection).await;
+    let version: String = version.map_err(failed)?;
+    connection.finish();
+    if is_too_old(&version) {
+        let remedy = "use MySQL 8.0.16, MariaDB 10.6 or later".to_owned();
+        return Err(OpenError::Unsuitable { problem: format!("database server is {version}"), remedy });
+    }
+    Ok(())
 }
 
 /// True if the server has no CHECK constraints or no `JSON_TABLE`.
@@ -86,8 +102,8 @@ pub(super) async fn migrate(pool: &MySqlPool, table: &TableName, migrator: &Migr
     let failed = |error| store_error("read the history of the outbox", error);
     // If this fails or is cancelled, the connection is closed, which also releases its lock.
     let mut connection = Pooled::acquire(pool).await.map_err(failed)?;
-    let found = newest_made(&mut connection, migrator).await.map_err(failed)?;
-    if found == Some(newest(migrator)) {
+    let found = applied(&mut connection, migrator).await.map_err(failed)?;
+    if schema_of(&found, migrator).fit == Fit::Works {
         connection.finish();
         return Ok(());
     }
@@ -97,27 +113,32 @@ pub(super) async fn migrate(pool: &MySqlPool, table: &TableName, migrator: &Migr
     let name: String = name.fetch_one(&mut *connection).await.map_err(failed)?;
     let lock = sqlx::query("SELECT GET_LOCK(?, 3600)").bind(&name).execute(&mut *connection);
     lock.await.map_err(failed)?;
-    let found = newest_made(&mut connection, migrator).await.map_err(failed)?;
+    let found = applied(&mut connection, migrator).await.map_err(failed)?;
     // `run_direct` is `run` on one connection. It must be the connection that has the lock: a pool may have only one.
-    let brought_up = bring_up(migrator, table, found, migrator.run_direct(None, &mut *connection, false)).await;
+    let brought_up = bring_up(migrator, table, &found, migrator.run_direct(None, &mut *connection, false)).await;
     let unlock = sqlx::query("SELECT RELEASE_LOCK(?)").bind(&name).execute(&mut *connection);
     unlock.await.map_err(failed)?;
     connection.finish();
     brought_up
 }
 
-/// The newest migration that succeeded.
-async fn newest_made(connection: &mut MySqlConnection, migrator: &Migrator) -> Result<Option<i64>, sqlx::Error> {
+/// The migrations that succeeded.
+async fn applied(connection: &mut MySqlConnection, migrator: &Migrator) -> Result<Vec<Applied>, sqlx::Error> {
     // The table does not exist, or this user has no right to know.
     const NO_SUCH_TABLE: [u16; 2] = [1146, 1142];
-    let newest = AssertSqlSafe(format!("SELECT MAX(version) FROM {} WHERE success", migrator.table_name));
-    match sqlx::query_scalar(newest).fetch_one(connection).await {
-        Err(error) if number(&error).is_some_and(|number| NO_SUCH_TABLE.contains(&number)) => Ok(None),
-        newest => newest,
+    let rows = AssertSqlSafe(format!("SELECT version, description FROM {} WHERE success", migrator.table_name));
+    match sqlx::query_as::<_, (i64, String)>(rows).fetch_all(connection).await {
+        Err(error) if number(&error).is_some_and(|number| NO_SUCH_TABLE.contains(&number)) => Ok(Vec::new()),
+        rows => Ok(rows?.into_iter().map(|(number, description)| Applied { number, description, at: None }).collect()),
     }
 }
 
 impl OutboxStore {
+    fn new(pool: &MySqlPool, table: TableName, mode: Mode) -> Self {
+        let [claims, settlements, renewals] = [(); 3].map(|()| Session::beside(pool));
+        Self { pool: pool.clone(), claims, settlements, renewals, table, mode }
+    }
+
     /// Fills in the name of the table, the database's clock, and which rows are unfinished.
     fn sql(&self, template: &str) -> AssertSqlSafe<String> {
         AssertSqlSafe(fill(template, &self.table, self.mode))

@@ -27,6 +27,11 @@ pub(super) fn is_lock_timeout(error: &sqlx::Error) -> bool {
     code(error).is_some_and(|code| code == "55P03")
 }
 
+/// True if another transaction has a lock that the statement needs: it gave up, or it was chosen to end a deadlock.
+pub(super) fn is_lock_conflict(error: &sqlx::Error) -> bool {
+    is_lock_timeout(error) || code(error).is_some_and(|code| code == "40P01")
+}
+
 /// The SQLSTATE of an error of the server.
 fn code(error: &sqlx::Error) -> Option<String> {
     error.as_database_error()?.code().map(|code| code.into_owned())

@@ -35,21 +35,24 @@ pub type Log = posthaste_core::log::Log<LogTables>;
 /// another attempt can still renew it.
 pub(super) const STATEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The number of connections for appends, reads and acks, and for operator queries.
+/// The number of connections for appends, reads and acks, unless the caller chooses another.
 const PIPELINE: u32 = 8;
+/// The number of connections for operator queries.
 const OPERATORS: u32 = 2;
+/// The number of connections besides those for appends, reads and acks: for operator queries, leases and notifications.
+pub(super) const BESIDE_PIPELINE: u32 = OPERATORS + 2;
 
 /// Begins a transaction in which records are read by their index, in its order.
 ///
 /// Statistics are late for a partition that grows in a burst. A planner that believes that a million records are ten
 /// collects and sorts all of them, in every fetch. So scans and sorts are disabled.
-const READ: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY;
+pub(super) const READ: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY;
      SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off;
      SET LOCAL jit = off";
 
 /// Begins a transaction with more than one statement. Each statement sees every commit before it. Records are read by
 /// their index. The locks of a host that vanishes are released after ten seconds.
-const WRITE: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+pub(super) const WRITE: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
      SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off;
      SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '10s'";
 
@@ -80,8 +83,13 @@ pub struct LogTables {
 impl LogTables {
     /// The tables of a database whose hub tables are up to date, see [`migrate_hub`](super::migrate_hub).
     pub fn new(pool: PgPool) -> Self {
+        Self::with_connections(pool, PIPELINE)
+    }
+
+    /// The same, with this many connections for appends, reads and acks.
+    pub(super) fn with_connections(pool: PgPool, pipeline: u32) -> Self {
         let connections = |count| Arc::new(Session::with_connections(&pool, count));
-        let (pipeline, operators, leases) = (connections(PIPELINE), connections(OPERATORS), connections(1));
+        let (pipeline, operators, leases) = (connections(pipeline), connections(OPERATORS), connections(1));
         Self { pipeline, operators, leases, pool, reported: Arc::default() }
     }
 
@@ -95,8 +103,22 @@ impl LogTables {
     where
         E: Execute<'q, Postgres> + 'q,
     {
+        in_transaction(&self.operators, what, begin, statement).await
+    }
+
+    /// Runs one writing statement of an operator, after another one that locks. It sees every commit before the lock.
+    async fn operate_locked<'q, E>(
+        &self,
+        what: &'static str,
+        lock: &'static str,
+        statement: E,
+    ) -> Result<Vec<PgRow>, StoreError>
+    where
+        E: Execute<'q, Postgres> + 'q,
+    {
         let run = async {
-            let mut work = self.operators.begin(begin).await?;
+            let mut work = self.operators.begin(WRITE).await?;
+            work.execute(sqlx::raw_sql(lock)).await?;
             let rows = work.fetch_all(statement).await?;
             work.commit().await?;
             Ok(rows)
@@ -113,6 +135,25 @@ impl LogTables {
         let run = self.pipeline.fetch(statement);
         limited(what, STATEMENT_TIMEOUT, async { run.await.map_err(Failed::Commit) }).await
     }
+}
+
+/// Runs one statement in a transaction of its own that begins with `begin`.
+pub(super) async fn in_transaction<'q, E>(
+    session: &Session<Postgres>,
+    what: &'static str,
+    begin: &'static str,
+    statement: E,
+) -> Result<Vec<PgRow>, StoreError>
+where
+    E: Execute<'q, Postgres> + 'q,
+{
+    let run = async {
+        let mut work = session.begin(begin).await?;
+        let rows = work.fetch_all(statement).await?;
+        work.commit().await?;
+        Ok(rows)
+    };
+    limited(what, STATEMENT_TIMEOUT, run).await
 }
 
 /// Runs the work of one store method, with a limit in time. At the limit its connection is closed, and the work may

@@ -1,14 +1,17 @@
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use posthaste_core::outbox::{DeadHead, Mode, Notifier, OpenError, Pool, Store, TableName};
 use sqlx::migrate::Migrator;
 use sqlx::{AssertSqlSafe, PgPool, Postgres};
 
 use super::clock::NOW;
-use super::migrations::{self, DIALECT, check_encoding, newest_applied};
-use crate::migrations::bring_up;
+use super::migrations::{self, DIALECT, applied, check_encoding};
+use crate::migrations::{bring_up, check_current};
 use crate::session::Session;
 
-mod claim;
+pub(super) mod claim;
+pub(super) mod ingest;
 mod lease;
 mod notify;
 mod operator;
@@ -19,16 +22,21 @@ mod rows;
 mod settle;
 mod write;
 
+/// The number of connections besides those of the pool.
+pub(super) const CONNECTIONS: usize = 3;
+
 /// An outbox table on PostgreSQL, in the service's own database.
 ///
 /// The service's transactions and the operator queries run on the service's pool. Claims, settlements and renewals have
-/// a connection each of their own, opened with the options of the pool, so the service cannot exhaust them.
+/// a connection each of their own, opened with the options of the pool, so the service cannot exhaust them. Clones share
+/// these connections.
+#[derive(Clone)]
 pub struct OutboxStore {
     pool: PgPool,
-    claims: Session<Postgres>,
-    settlements: Session<Postgres>,
+    claims: Arc<Session<Postgres>>,
+    settlements: Arc<Session<Postgres>>,
     /// Used on the thread of renewals only.
-    renewals: Session<Postgres>,
+    renewals: Arc<Session<Postgres>>,
     table: TableName,
     mode: Mode,
 }
@@ -37,27 +45,38 @@ pub struct OutboxStore {
 impl Pool<OutboxStore> for PgPool {
     async fn open(&self, table: TableName, mode: Mode) -> Result<OutboxStore, OpenError> {
         check_encoding(self).await?;
-        migrate(self, &table, &DIALECT.outbox(&table)).await?;
-        if matches!(mode, Mode::Ordered(_)) {
-            migrate(self, &table, &DIALECT.ordered(&table)).await?;
+        for migrator in DIALECT.of_outbox(&table, mode) {
+            migrate(self, &table, &migrator).await?;
         }
-        let [claims, settlements, renewals] = [(); 3].map(|()| Session::beside(self));
-        Ok(OutboxStore { pool: self.clone(), claims, settlements, renewals, table, mode })
+        Ok(OutboxStore::new(self, table, mode))
+    }
+
+    async fn open_existing(&self, table: TableName, mode: Mode) -> Result<OutboxStore, OpenError> {
+        check_encoding(self).await?;
+        for migrator in DIALECT.of_outbox(&table, mode) {
+            check_current(&migrator, &table, &applied(self, &migrator).await?)?;
+        }
+        Ok(OutboxStore::new(self, table, mode))
     }
 }
 
 pub(super) async fn migrate(pool: &PgPool, table: &TableName, migrator: &Migrator) -> Result<(), OpenError> {
-    bring_up(migrator, table, newest_applied(pool, migrator).await?, migrator.run(pool)).await
+    bring_up(migrator, table, &applied(pool, migrator).await?, migrator.run(pool)).await
 }
 
 impl OutboxStore {
+    fn new(pool: &PgPool, table: TableName, mode: Mode) -> Self {
+        let [claims, settlements, renewals] = [(); CONNECTIONS].map(|()| Arc::new(Session::beside(pool)));
+        Self { pool: pool.clone(), claims, settlements, renewals, table, mode }
+    }
+
     /// Fills in the name of the table, the database's clock, and which rows are unfinished.
-    fn sql(&self, template: &str) -> AssertSqlSafe<String> {
+    pub(super) fn sql(&self, template: &str) -> AssertSqlSafe<String> {
         AssertSqlSafe(fill(template, &self.table, self.mode))
     }
 }
 
-fn fill(template: &str, table: &TableName, mode: Mode) -> String {
+pub(super) fn fill(template: &str, table: &TableName, mode: Mode) -> String {
     // The same condition in two spellings. A statement that looks rows up by their numbers uses the second one, because
     // it must not search the index of pending rows.
     let (unfinished, unfinished_by_number) = match mode {

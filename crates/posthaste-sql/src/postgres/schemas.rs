@@ -17,7 +17,7 @@ const WRITE: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
      SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '10s'";
 
 /// The number of connections. Schemas are read once and changed rarely.
-const CONNECTIONS: u32 = 2;
+pub(super) const CONNECTIONS: u32 = 2;
 
 /// The tables of the built-in Schema Registry on PostgreSQL. Many processes may use them.
 #[derive(Clone)]

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use posthaste_core::hub_store::{Admission, BatchOwners, ChannelStore, Ingested, Refusal, TopicOwners};
+use posthaste_core::hub_store::{Admission, ChannelStore, Ingested, RecordedChannel, Refusal, TopicOwners};
 use posthaste_core::outbox::Store;
 use posthaste_core::{Event, StoreError};
 use sqlx::{AssertSqlSafe, Row, SqliteConnection};
@@ -10,15 +10,21 @@ use super::database::Database;
 use super::errors::doing;
 use super::json::json;
 use super::outbox::{OutboxStore, fill};
+use crate::channels::{Batch, ChannelStatements};
 use crate::unreadable::readable;
 
-const LOAD: &str = "SELECT event_type, topic_key FROM channel ORDER BY created_at, topic_key";
+const LOAD: &str = "SELECT event_type, paused_at IS NOT NULL, topic_key FROM channel ORDER BY created_at, topic_key";
 
 const OWNERS: &str = "SELECT topic_key, event_type FROM channel WHERE topic_key IN (SELECT value FROM json_each(?))";
 
 const COUNT: &str = "SELECT count(*) FROM channel";
 
 const RECORD: &str = "INSERT INTO channel (topic_key, event_type) VALUES (?, ?)";
+
+/// Keeps the time of the first pause. Binds: the event type, true to pause.
+const SET_PAUSED: &str = "UPDATE channel
+     SET paused_at = CASE WHEN ?2 THEN coalesce(paused_at, CAST(round(unixepoch('subsec') * 1000) AS INTEGER)) END
+     WHERE event_type = ?1";
 
 /// Every event type with unfinished rows, including rows that are not due. A loose index scan: one seek per type.
 const UNFINISHED_TYPES: &str = "WITH RECURSIVE kind (event_type) AS (
@@ -48,11 +54,22 @@ impl ChannelTable {
 
 #[async_trait]
 impl ChannelStore for ChannelTable {
-    async fn load(&self) -> Result<Vec<String>, StoreError> {
+    async fn load(&self) -> Result<Vec<RecordedChannel>, StoreError> {
         let rows = doing("read the channels", sqlx::query(LOAD).fetch_all(self.database.readers())).await?;
-        let types = readable("channel", &rows, 1, |row| row.try_get::<String, _>(0));
-        self.owners.remember_types(&types);
-        Ok(types)
+        let channels = readable("channel", &rows, 2, |row| {
+            Ok(RecordedChannel { event_type: row.try_get(0)?, is_paused: row.try_get(1)? })
+        });
+        self.owners.remember_types(channels.iter().map(|channel| channel.event_type.as_str()));
+        Ok(channels)
+    }
+
+    async fn set_paused(&self, event_type: &str, is_paused: bool) -> Result<bool, StoreError> {
+        let event_type = event_type.to_owned();
+        let write = self.database.write("pause or resume a channel", move |connection| {
+            let statement = sqlx::query(SET_PAUSED).bind(event_type.clone()).bind(is_paused);
+            Box::pin(async move { Ok(statement.execute(connection).await?.rows_affected() > 0) })
+        });
+        write.await
     }
 
     async fn record(&self, event_types: Vec<String>) -> Result<Vec<Result<(), Refusal>>, StoreError> {
@@ -61,9 +78,7 @@ impl ChannelStore for ChannelTable {
         let write = self.database.write_with("record channels", arguments, |connection, arguments| {
             Box::pin(async move {
                 let (outbox, owners, event_types) = &*arguments;
-                let mut batch = Batch { connection, outbox, owners: owners.clone() };
-                let results = batch.record(event_types).await?;
-                Ok((results, batch.owners))
+                Batch::new(Statements { connection, outbox }, owners.clone()).record(event_types).await
             })
         });
         let (results, owners) = write.await?;
@@ -77,12 +92,7 @@ impl ChannelStore for ChannelTable {
         let write = self.database.write_with("store events in the outbox", arguments, move |connection, arguments| {
             Box::pin(async move {
                 let (outbox, owners, events) = &*arguments;
-                let mut batch = Batch { connection, outbox, owners: owners.clone() };
-                let results = match atomic {
-                    true => batch.ingest_atomic(events).await?,
-                    false => batch.ingest_each(events).await?,
-                };
-                Ok((results, batch.owners))
+                Batch::new(Statements { connection, outbox }, owners.clone()).ingest(events, atomic).await
             })
         });
         let (results, owners) = write.await?;
@@ -91,96 +101,37 @@ impl ChannelStore for ChannelTable {
     }
 }
 
-/// One transaction that records channels.
-struct Batch<'a> {
+/// The statements of one transaction.
+struct Statements<'a> {
     connection: &'a mut SqliteConnection,
     outbox: &'a OutboxStore,
-    owners: BatchOwners,
 }
 
-impl Batch<'_> {
-    async fn record(&mut self, event_types: &[String]) -> Result<Vec<Result<(), Refusal>>, sqlx::Error> {
-        self.read_owners().await?;
-        let mut results = Vec::with_capacity(event_types.len());
-        for event_type in event_types {
-            let result = self.owners.check(event_type);
-            if result.is_ok() {
-                self.record_type(event_type).await?;
-            }
-            results.push(result);
-        }
-        Ok(results)
+#[async_trait]
+impl ChannelStatements for Statements<'_> {
+    async fn owners(&mut self, topic_keys: &[String]) -> Result<(Vec<(String, String)>, i64), sqlx::Error> {
+        let recorded = sqlx::query_as(OWNERS).bind(json(topic_keys)?).fetch_all(&mut *self.connection).await?;
+        Ok((recorded, sqlx::query_scalar(COUNT).fetch_one(&mut *self.connection).await?))
     }
 
-    async fn ingest_each(&mut self, events: &[Arc<Event>]) -> Result<Vec<Admission>, sqlx::Error> {
-        self.read_owners().await?;
-        let mut results = Vec::with_capacity(events.len());
-        let mut rest = events;
-        while !rest.is_empty() {
-            let (part, later) = rest.split_at(self.owners.independent(rest));
-            results.extend(self.store(part, self.owners.refusals(part), false).await?);
-            rest = later;
-        }
-        Ok(results)
+    /// SQLite has one writer.
+    async fn lock(&mut self) -> Result<bool, sqlx::Error> {
+        Ok(false)
     }
 
-    async fn ingest_atomic(&mut self, events: &[Arc<Event>]) -> Result<Vec<Admission>, sqlx::Error> {
-        self.read_owners().await?;
-        let refusals = self.owners.refusals_of_atomic(events);
-        match refusals.iter().any(Option::is_some) {
-            true => Ok(Admission::merge(refusals, [])),
-            false => self.store(events, refusals, true).await,
-        }
+    async fn unfinished_types(&mut self, topic_keys: &[String]) -> Result<Vec<String>, sqlx::Error> {
+        let sql = AssertSqlSafe(fill(UNFINISHED_TYPES, self.outbox.table(), self.outbox.mode()));
+        sqlx::query_scalar(sql).bind(json(topic_keys)?).fetch_all(&mut *self.connection).await
     }
 
-    /// Stores the events that are not refused, and records the types of those that were stored.
-    async fn store(
-        &mut self,
-        events: &[Arc<Event>],
-        refusals: Vec<Option<Refusal>>,
-        atomic: bool,
-    ) -> Result<Vec<Admission>, sqlx::Error> {
-        let admitted = events.iter().zip(&refusals).filter(|(_, refusal)| refusal.is_none());
-        let admitted: Vec<Arc<Event>> = admitted.map(|(event, _)| event.clone()).collect();
-        let ingested = self.outbox.store_batch(self.connection, &admitted, atomic).await?;
-        for (event, ingested) in admitted.iter().zip(&ingested) {
-            if *ingested == Ingested::Stored {
-                self.record_type(event.event_type()).await?;
-            }
-        }
-        Ok(Admission::merge(refusals, ingested))
-    }
-
-    /// Reads the owners that are not in the cache. A type with pending rows of other programs owns its topic from now
-    /// on.
-    async fn read_owners(&mut self) -> Result<(), sqlx::Error> {
-        if self.owners.unknown().is_empty() {
-            return Ok(());
-        }
-        let unknown = json(self.owners.unknown())?;
-        let recorded: Vec<(String, String)> =
-            sqlx::query_as(OWNERS).bind(unknown.as_str()).fetch_all(&mut *self.connection).await?;
-        let count: i64 = sqlx::query_scalar(COUNT).fetch_one(&mut *self.connection).await?;
-        self.owners.add_recorded(recorded, usize::try_from(count).unwrap_or_default());
-        if self.owners.are_complete() {
-            return Ok(());
-        }
-        let unfinished = AssertSqlSafe(fill(UNFINISHED_TYPES, self.outbox.table(), self.outbox.mode()));
-        let pending: Vec<String> =
-            sqlx::query_scalar(unfinished).bind(unknown).fetch_all(&mut *self.connection).await?;
-        for event_type in pending {
-            if self.owners.check(&event_type).is_ok() {
-                self.record_type(&event_type).await?;
-            }
+    async fn record(&mut self, channels: Vec<(String, String)>) -> Result<(), sqlx::Error> {
+        for (key, event_type) in channels {
+            sqlx::query(RECORD).bind(key).bind(event_type).execute(&mut *self.connection).await?;
         }
         Ok(())
     }
 
-    /// Records that the type owns its topic, unless the topic has an owner already.
-    async fn record_type(&mut self, event_type: &str) -> Result<(), sqlx::Error> {
-        let Some(key) = self.owners.unrecorded_key(event_type) else { return Ok(()) };
-        sqlx::query(RECORD).bind(key.as_str()).bind(event_type).execute(&mut *self.connection).await?;
-        self.owners.recorded(key, event_type);
-        Ok(())
+    async fn store(&mut self, events: &[Arc<Event>], atomic: bool) -> Result<Vec<Ingested>, sqlx::Error> {
+        self.outbox.store_batch(self.connection, events, atomic).await
     }
 }

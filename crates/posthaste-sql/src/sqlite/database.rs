@@ -2,21 +2,22 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
+use chrono::DateTime;
 use futures_util::future::BoxFuture;
-use posthaste_core::hub_store::{self, Schema};
 use posthaste_core::outbox::TableName;
 use posthaste_core::{FaultKind, StoreError};
 use sqlx::AssertSqlSafe;
-use sqlx::migrate::{MigrateError, Migrator};
+use sqlx::migrate::Migrator;
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
 
-use super::errors::store_error;
-use super::migrations;
+use super::errors::{doing, store_error};
+use super::hub_migrations::Direction;
+use super::wal::WAL_LIMIT;
 use super::writer::{WriteError, Writer};
 use super::writer_lock::{BUSY_TIMEOUT, WriterLock};
-use crate::migrations::{bring_up, newest};
+use crate::migrations::{Applied, bring_up};
 
 /// One SQLite file: a few connections that read for the pipeline, two for operator queries, and one for all writes.
 ///
@@ -66,13 +67,15 @@ impl Database {
     }
 
     /// Opens the file of these options, in addition to the connections of a service.
-    pub(super) async fn open_with(options: SqliteConnectOptions) -> Result<Self, OpenError> {
+    pub(crate) async fn open_with(options: SqliteConnectOptions) -> Result<Self, OpenError> {
         let options = options
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
             .synchronous(SqliteSynchronous::Full)
             .foreign_keys(true)
             .busy_timeout(BUSY_TIMEOUT)
+            // When SQLite begins the WAL anew, it cuts the file to this size.
+            .pragma("journal_size_limit", WAL_LIMIT.to_string())
             .pragma("cache_size", "-16000")
             .pragma("temp_store", "memory")
             // Reads ahead, so that a reader is not woken for every few rows. The number is small, because rows may be
@@ -90,46 +93,44 @@ impl Database {
         Ok(Self { readers, operators, writer, writer_lock })
     }
 
-    /// The schema of the hub tables, without changing it.
-    pub async fn schema(&self) -> Result<Schema, StoreError> {
-        let migrator = migrations::hub();
-        Ok(Schema { found: self.newest_of(&migrator).await?, known: newest(&migrator) })
-    }
-
-    /// Brings the hub tables up to date: log, dead letters, registry and channels.
-    pub async fn migrate_hub(&self) -> Result<(), hub_store::OpenError> {
-        let migrator = migrations::hub();
-        let known = newest(&migrator);
-        self.writer.migrate(Arc::new(migrator)).await.map_err(|error| match error {
-            MigrateError::VersionMissing(found) => hub_store::OpenError::NewerSchema { found, known },
-            error => hub_store::OpenError::Migration(error.into()),
-        })
-    }
-
     /// Brings a table of the library up to date. A process that finds it up to date writes nothing.
     pub(super) async fn migrate(
         &self,
         table: &TableName,
         migrator: Migrator,
     ) -> Result<(), posthaste_core::outbox::OpenError> {
-        let (found, migrator) = (self.newest_of(&migrator).await?, Arc::new(migrator));
-        bring_up(&migrator, table, found, self.writer.migrate(migrator.clone())).await
+        let (applied, migrator) = (self.applied(&migrator).await?, Arc::new(migrator));
+        bring_up(&migrator, table, &applied, self.writer.migrate(migrator.clone(), Direction::Table)).await
     }
 
-    /// The newest migration that was applied.
-    async fn newest_of(&self, migrator: &Migrator) -> Result<Option<i64>, StoreError> {
+    /// The history of these migrations; empty if none was applied.
+    pub(super) async fn applied(&self, migrator: &Migrator) -> Result<Vec<Applied>, StoreError> {
         let history = &*migrator.table_name;
         let read = async {
-            let there = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name = ?)");
-            match there.bind(history).fetch_one(&self.readers).await? {
-                true => {
-                    let newest = AssertSqlSafe(format!("SELECT max(version) FROM {history}"));
-                    sqlx::query_scalar(newest).fetch_one(&self.readers).await
-                }
-                false => Ok(None),
+            if !self.exists(history).await? {
+                return Ok(Vec::new());
             }
+            let rows = AssertSqlSafe(format!(
+                "SELECT version, description, unixepoch(installed_on) FROM {history} ORDER BY version"
+            ));
+            let rows: Vec<(i64, String, Option<i64>)> = sqlx::query_as(rows).fetch_all(&self.readers).await?;
+            let row = |(number, description, at): (_, _, Option<i64>)| Applied {
+                number,
+                description,
+                at: at.and_then(|at| DateTime::from_timestamp(at, 0)),
+            };
+            Ok(rows.into_iter().map(row).collect())
         };
-        read.await.map_err(|error| store_error("read the version of the schema", error))
+        doing("read the migration history", read).await
+    }
+
+    pub(super) async fn exists(&self, table: &str) -> Result<bool, sqlx::Error> {
+        let exists = sqlx::query_scalar("SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = ?)");
+        exists.bind(table).fetch_one(&self.readers).await
+    }
+
+    pub(super) fn writer(&self) -> &Writer {
+        &self.writer
     }
 
     /// The lock that a task of this process holds while it writes to the file.

@@ -20,6 +20,7 @@ mod claim;
 mod lease;
 mod queries;
 mod replay;
+mod retention;
 mod settle;
 
 /// The maximum number of rows that one statement inserts.
@@ -129,6 +130,10 @@ impl DeadLetterStore for DeadLetterTable {
             Box::pin(async move { sqlx::query(END).bind(max_retry).execute(connection).await.map(|_| ()) })
         });
         end.await
+    }
+
+    async fn remove_processed(&self, older_than: Duration, limit: usize) -> Result<u64, StoreError> {
+        retention::remove_processed(&self.background, older_than, limit).await
     }
 }
 

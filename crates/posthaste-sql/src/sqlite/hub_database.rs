@@ -2,7 +2,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use posthaste_core::hub_store::{self, HubOptions, HubStores, OpenError, Registry, Schema};
+use posthaste_core::hub_store::{self, HubOptions, HubStores, Migrations, OpenError, Registry};
 use posthaste_core::log::LogOptions;
 use posthaste_core::outbox::{Mode, Reader, Table, TableName};
 use posthaste_core::{StoreError, lock};
@@ -76,8 +76,8 @@ fn beside(file: &Path, ending: &str) -> PathBuf {
 
 #[async_trait]
 impl hub_store::HubDatabase for HubDatabase {
-    async fn schema(&self) -> Result<Schema, StoreError> {
-        self.database.schema().await
+    fn migrations(&self) -> &dyn Migrations {
+        self
     }
 
     async fn migrate(&self) -> Result<(), OpenError> {
@@ -86,9 +86,10 @@ impl hub_store::HubDatabase for HubDatabase {
 
     /// Only one process uses the file, so its outbox is in single-node mode.
     async fn open(&self, options: HubOptions) -> Result<HubStores, OpenError> {
-        let HubOptions { lease, max_channels } = options;
+        let HubOptions { lease, max_channels, is_ordered, .. } = options;
         let database = &self.database;
-        let outbox = database.outbox(TableName::default(), Mode::SingleNode).await?;
+        let mode = if is_ordered { Mode::ORDERED } else { Mode::SingleNode };
+        let outbox = database.outbox(TableName::default(), mode).await?;
         let tables = LogTables::new(database.clone());
         let log = Log::new(tables.clone(), LogOptions { lease, ..LogOptions::default() });
         let dead_letters = DeadLetterTable::new(database.clone());

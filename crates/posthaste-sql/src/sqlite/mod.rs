@@ -7,13 +7,17 @@ mod dead_letters;
 mod errors;
 mod file_lock;
 mod hub_database;
+mod hub_migrations;
 mod inbox;
 mod json;
 mod log;
 mod migrations;
 mod outbox;
+#[cfg(test)]
+mod plans;
 mod registry;
 mod schemas;
+mod wal;
 mod writer;
 mod writer_lock;
 
@@ -23,7 +27,8 @@ pub use dead_letters::DeadLetterTable;
 pub use hub_database::HubDatabase;
 pub use inbox::Inbox;
 pub use log::{Log, LogTables};
-pub use migrations::migrations;
+pub use migrations::{hub_migrations, migrations};
 pub use outbox::{OutboxStore, Transaction};
 pub use registry::RegistryTables;
 pub use schemas::SchemaTables;
+pub use wal::WAL_LIMIT;

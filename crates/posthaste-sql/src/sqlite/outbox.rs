@@ -10,6 +10,7 @@ use super::clock::{NOW_MS, NOW_TEXT};
 use super::database::{self, Database};
 use super::errors::store_error;
 use super::migrations::{self, DIALECT};
+use crate::migrations::check_current;
 
 mod claim;
 mod ingest;
@@ -52,6 +53,11 @@ impl Pool<OutboxStore> for SqlitePool {
         let database = beside(self).await?;
         OutboxStore::open(database, Some(self.clone()), table, mode).await
     }
+
+    async fn open_existing(&self, table: TableName, mode: Mode) -> Result<OutboxStore, OpenError> {
+        let database = beside(self).await?;
+        OutboxStore::open_existing(database, Some(self.clone()), table, mode).await
+    }
 }
 
 /// For a process without a pool of a service. Its store cannot begin the service's transactions.
@@ -59,6 +65,10 @@ impl Pool<OutboxStore> for SqlitePool {
 impl Pool<OutboxStore> for Database {
     async fn open(&self, table: TableName, mode: Mode) -> Result<OutboxStore, OpenError> {
         self.outbox(table, mode).await
+    }
+
+    async fn open_existing(&self, table: TableName, mode: Mode) -> Result<OutboxStore, OpenError> {
+        OutboxStore::open_existing(self.clone(), None, table, mode).await
     }
 }
 
@@ -94,9 +104,21 @@ impl OutboxStore {
         table: TableName,
         mode: Mode,
     ) -> Result<Self, OpenError> {
-        database.migrate(&table, DIALECT.outbox(&table)).await?;
-        if matches!(mode, Mode::Ordered(_)) {
-            database.migrate(&table, DIALECT.ordered(&table)).await?;
+        for migrator in DIALECT.of_outbox(&table, mode) {
+            database.migrate(&table, migrator).await?;
+        }
+        Ok(Self(Arc::new(Shared { database, service, table, mode, owner: Mutex::default() })))
+    }
+
+    /// Opens a table that is up to date.
+    async fn open_existing(
+        database: Database,
+        service: Option<SqlitePool>,
+        table: TableName,
+        mode: Mode,
+    ) -> Result<Self, OpenError> {
+        for migrator in DIALECT.of_outbox(&table, mode) {
+            check_current(&migrator, &table, &database.applied(&migrator).await?)?;
         }
         Ok(Self(Arc::new(Shared { database, service, table, mode, owner: Mutex::default() })))
     }

@@ -13,6 +13,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::errors::{is_certain, is_locked};
+use super::hub_migrations::{self, Direction};
+use super::wal::Wal;
 use super::writer_lock::{BUSY_TIMEOUT, WriterLock};
 
 /// The maximum number of jobs in one commit, which bounds how long the first of them waits.
@@ -42,7 +44,7 @@ pub(super) struct Writer {
 
 enum Request {
     Write(Box<dyn Job>),
-    Migrate(Arc<Migrator>, oneshot::Sender<Result<(), MigrateError>>),
+    Migrate(Arc<Migrator>, Direction, oneshot::Sender<Result<(), MigrateError>>),
     Close(oneshot::Sender<()>),
 }
 
@@ -136,10 +138,10 @@ impl Writer {
         answer.await.map_err(|_| WriteError::Unknown(sqlx::Error::WorkerCrashed))?
     }
 
-    pub(super) async fn migrate(&self, migrator: Arc<Migrator>) -> Result<(), MigrateError> {
+    pub(super) async fn migrate(&self, migrator: Arc<Migrator>, direction: Direction) -> Result<(), MigrateError> {
         let closed = || MigrateError::Execute(sqlx::Error::PoolClosed);
         let (reply, answer) = oneshot::channel();
-        self.queue.send(Request::Migrate(migrator, reply)).await.map_err(|_| closed())?;
+        self.queue.send(Request::Migrate(migrator, direction, reply)).await.map_err(|_| closed())?;
         answer.await.map_err(|_| closed())?
     }
 
@@ -172,7 +174,8 @@ async fn keep_serving(
 ) {
     let mut connection = first;
     loop {
-        let serving = AssertUnwindSafe(serve(connection, writer_lock.clone(), &mut queues)).catch_unwind();
+        let wal = Wal::of(&options);
+        let serving = AssertUnwindSafe(serve(connection, writer_lock.clone(), wal, &mut queues)).catch_unwind();
         let Err(panic) = serving.await else { return };
         metrics::counter!(HUB_TASK_PANICS, "task" => "sqlite-writer").increment(1);
         tracing::error!(panic = panic_message(&*panic), "the SQLite writer panicked and reconnects");
@@ -188,17 +191,26 @@ async fn keep_serving(
     }
 }
 
-async fn serve(mut connection: SqliteConnection, writer_lock: WriterLock, queues: &mut Queues) {
+async fn serve(mut connection: SqliteConnection, writer_lock: WriterLock, mut wal: Wal, queues: &mut Queues) {
     let Queues { requests, background } = queues;
+    // An earlier process may have left a large one.
+    wal.limit(&mut connection).await;
     // When the next background job may run.
     let mut rested = Instant::now();
     loop {
+        let next_attempt = wal.next_attempt().filter(|_| !requests.is_closed());
         let mut next = tokio::select! {
             biased;
             Some(request) = requests.recv() => Some(request),
             Some(job) = rested_job(background, rested) => {
                 let _permit = writer_lock.acquire(BUSY_TIMEOUT).await;
                 rested = write_in_background(&mut connection, job, REST).await;
+                wal.limit(&mut connection).await;
+                continue;
+            }
+            () = sleep_until(next_attempt.unwrap_or(rested)), if next_attempt.is_some() => {
+                let _permit = writer_lock.acquire(BUSY_TIMEOUT).await;
+                wal.limit(&mut connection).await;
                 continue;
             }
             else => return,
@@ -224,9 +236,10 @@ async fn serve(mut connection: SqliteConnection, writer_lock: WriterLock, queues
         {
             rested = write_in_background(&mut connection, job, REST_WHEN_BUSY).await;
         }
+        wal.limit(&mut connection).await;
         match last {
-            Some(Request::Migrate(migrator, reply)) => {
-                let _ = reply.send(migrate(&mut connection, &migrator).await);
+            Some(Request::Migrate(migrator, direction, reply)) => {
+                let _ = reply.send(migrate(&mut connection, &migrator, direction).await);
             }
             Some(Request::Close(reply)) => {
                 close(connection, requests, background).await;
@@ -272,9 +285,13 @@ async fn close(
 }
 
 /// Migrates in one transaction, so that two processes do not migrate the same table at the same time.
-async fn migrate(connection: &mut SqliteConnection, migrator: &Migrator) -> Result<(), MigrateError> {
+async fn migrate(
+    connection: &mut SqliteConnection,
+    migrator: &Migrator,
+    direction: Direction,
+) -> Result<(), MigrateError> {
     let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
-    migrator.run_direct(None, &mut *transaction, false).await?;
+    hub_migrations::migrate(&mut transaction, migrator, direction).await?;
     Ok(transaction.commit().await?)
 }
 

@@ -7,7 +7,7 @@ use posthaste_sql::sqlite::HubDatabase;
 
 use crate::support::{File, LEASE};
 
-const OPTIONS: HubOptions = HubOptions { lease: LEASE, max_channels: 10 };
+const OPTIONS: HubOptions = HubOptions { lease: LEASE, max_channels: 10, partitions: 1, is_ordered: false };
 
 #[tokio::test]
 async fn a_second_process_is_refused_until_the_first_has_closed() {

@@ -5,29 +5,6 @@ use sqlx::AssertSqlSafe;
 
 use crate::support::{File, event, execute};
 
-const HUB_DOWN: &str = concat!(
-    include_str!("../../migrations/sqlite/hub/0004_schemas.down.sql"),
-    include_str!("../../migrations/sqlite/hub/0003_registry.down.sql"),
-    include_str!("../../migrations/sqlite/hub/0002_dead_letters.down.sql"),
-    include_str!("../../migrations/sqlite/hub/0001_log.down.sql"),
-    "DELETE FROM posthaste_migration;"
-);
-
-#[tokio::test]
-async fn the_hub_migrates_down_to_an_empty_database_and_up_again() {
-    let file = File::new();
-    let database = file.open().await;
-    database.migrate_hub().await.unwrap();
-    execute(&database, HUB_DOWN).await;
-    let left: Vec<String> = sqlx::query_scalar("SELECT name FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%'")
-        .fetch_all(database.readers())
-        .await
-        .unwrap();
-    assert_eq!(left, ["posthaste_migration"]);
-    database.migrate_hub().await.unwrap();
-    database.migrate_hub().await.unwrap();
-}
-
 #[tokio::test]
 async fn the_outbox_migrates_down_and_up_again() {
     let file = File::new();

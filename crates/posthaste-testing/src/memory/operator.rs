@@ -24,6 +24,12 @@ impl OperatorStore for MemoryOutbox {
         Ok(dead(state.table(&self.table), filter).count() as u64)
     }
 
+    async fn count_pending(&self, limit: usize) -> Result<u64, StoreError> {
+        let (mut state, _) = self.statement("count pending events of")?;
+        let is_pending = |row: &&Row| matches!(row.status, OutboxStatus::New | OutboxStatus::Retry);
+        Ok(state.table(&self.table).rows().filter(is_pending).take(limit).count() as u64)
+    }
+
     async fn replay(&self, filter: &DeadFilter, after: i64, limit: usize) -> Result<(u64, i64), StoreError> {
         let (mut state, now) = self.statement("replay dead events of")?;
         let table = state.table(&self.table);

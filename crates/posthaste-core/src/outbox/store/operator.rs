@@ -36,6 +36,9 @@ pub trait OperatorStore {
     /// Deletes at most `limit` rows, oldest first, in one transaction. Returns how many.
     async fn purge(&self, purge: Purge, older_than: Duration, limit: usize) -> Result<u64, StoreError>;
 
+    /// How many rows are pending, counted up to `limit`.
+    async fn count_pending(&self, limit: usize) -> Result<u64, StoreError>;
+
     /// The age of the oldest pending row that is due, by its `available_at`; `None` if no row is due.
     async fn oldest_due(&self) -> Result<Option<Duration>, StoreError>;
 

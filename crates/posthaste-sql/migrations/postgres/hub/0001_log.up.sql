@@ -122,6 +122,8 @@ CREATE TABLE quarantined_record (
     topic         text COLLATE "C" NOT NULL,
     partition     bigint NOT NULL,
     "offset"      bigint NOT NULL,
+    -- A hash of key and value: a topic that was deleted and created again has other records at the same offsets.
+    fingerprint   bigint NOT NULL DEFAULT 0,
     -- With U+FFFD for every U+0000, which PostgreSQL cannot store in a text.
     key           text NOT NULL,
     value         bytea NOT NULL,
@@ -141,7 +143,7 @@ CREATE TABLE quarantined_record (
     created_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     updated_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
     -- A record that is read twice before its ack is quarantined once.
-    UNIQUE (group_name, topic, partition, "offset")
+    UNIQUE (group_name, topic, partition, "offset", fingerprint)
 );
 
 -- The list of one status, newest first: all of it, of one group, and of one topic. A topic is read by one group as a

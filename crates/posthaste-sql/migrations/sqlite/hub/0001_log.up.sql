@@ -74,6 +74,8 @@ CREATE TABLE quarantined_record (
     topic         TEXT NOT NULL,
     partition     INTEGER NOT NULL,
     "offset"      INTEGER NOT NULL,
+    -- A hash of key and value: a topic that was deleted and created again has other records at the same offsets.
+    fingerprint   INTEGER NOT NULL DEFAULT 0,
     key           TEXT NOT NULL,
     -- As in log_record.
     headers       TEXT,
@@ -92,7 +94,7 @@ CREATE TABLE quarantined_record (
     created_at    INTEGER NOT NULL DEFAULT (CAST(round(unixepoch('subsec') * 1000) AS INTEGER)),
     updated_at    INTEGER NOT NULL DEFAULT (CAST(round(unixepoch('subsec') * 1000) AS INTEGER)),
     -- A record that is read twice before its ack is quarantined once.
-    UNIQUE (group_name, topic, partition, "offset")
+    UNIQUE (group_name, topic, partition, "offset", fingerprint)
 );
 
 -- The list of one status, newest first: all of it, of one group, and of one topic. A topic is read by one group as a

@@ -44,6 +44,11 @@ fn count(which: &DeadFilter) -> String {
     format!("SELECT COUNT(*) FROM {{table}} WHERE {}", filter(which))
 }
 
+/// Counts at the head of the index of pending rows. Binds: the limit.
+pub(super) const COUNT_PENDING: &str = "SELECT COUNT(*) FROM (
+         SELECT 1 FROM {table} WHERE pending = 1 ORDER BY available_at, seq LIMIT ?
+     ) AS head";
+
 /// Binds: the filter, the row after which to begin, the limit.
 pub(super) fn replayable(which: &DeadFilter) -> String {
     format!("SELECT seq FROM {{table}} WHERE {} AND seq > ? ORDER BY seq LIMIT ?", filter(which))
@@ -66,7 +71,7 @@ const DISCARDABLE: &str = "SELECT seq FROM {table} WHERE event_id = ? AND dead =
 pub(super) fn purgeable(purge: Purge) -> String {
     const CUTOFF: &str = "{now} - INTERVAL ? MICROSECOND";
     let (index, which) = match purge {
-        Purge::Done => ("PRIMARY", format!("status = 1 AND (COALESCE(done_at, created_at) < {CUTOFF} OR")),
+        Purge::Done => ("PRIMARY", format!("(status = 1 AND COALESCE(done_at, created_at) < {CUTOFF} OR")),
         Purge::Dead => ("{table}_dead", format!("dead = 1 AND (COALESCE(done_at, created_at) < {CUTOFF} OR")),
         Purge::Everything => ("PRIMARY", format!("(created_at < {CUTOFF} OR")),
     };
@@ -127,6 +132,17 @@ impl OperatorStore for OutboxStore {
             Ok(row.try_get::<i64, _>(0)?.max(0) as u64)
         };
         doing("count the dead events of the outbox", count).await
+    }
+
+    async fn count_pending(&self, max: usize) -> Result<u64, StoreError> {
+        let count = async {
+            let mut connection = self.connection().await?;
+            let count = sqlx::query_scalar(self.sql(COUNT_PENDING)).bind(limit(max));
+            let count: i64 = count.fetch_one(&mut *connection).await?;
+            connection.finish();
+            Ok(count.max(0) as u64)
+        };
+        doing("count the pending events of the outbox", count).await
     }
 
     async fn replay(&self, filter: &DeadFilter, after: i64, max: usize) -> Result<(u64, i64), StoreError> {

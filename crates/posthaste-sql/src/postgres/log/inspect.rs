@@ -11,7 +11,7 @@ use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, FromRow, Row};
 
 use super::read::{Limits, read};
-use super::{LogTables, READ, WRITE, retention};
+use super::{LogTables, READ, retention};
 use crate::log::{EntryRow, SHOWN_RECORDS, TopicRow, entries, inspected, share_of_read, topics};
 use crate::postgres::clock::{CLOCK, span};
 use crate::postgres::errors::store_error;
@@ -50,6 +50,9 @@ pub(super) const BACKLOGS: &str = "
     FROM log_group JOIN log_partition ON log_partition.id = log_group.partition_id
     WHERE watermark <> next_offset
     LIMIT 1000";
+
+/// No records are removed while a group moves to the earliest record.
+const LOCK_RECORDS: &str = "SELECT pg_advisory_xact_lock_shared(hashtext('posthaste remove records'), 0)";
 
 /// The lease ends, so that the consumer leases the partition again and reads from the new position. Binds: the group,
 /// the topic, the partition (NULL: all of them), true for the earliest record.
@@ -166,7 +169,7 @@ impl BusInspector for LogTables {
     async fn reset(&self, group: &str, topic: &str, partition: Option<u32>, to: ResetTo) -> Result<u64, StoreError> {
         let reset = sqlx::query(RESET).bind(group).bind(topic);
         let reset = reset.bind(partition.map(|number| i32::try_from(number).unwrap_or(i32::MAX)));
-        let rows = self.operate("reset a group", WRITE, reset.bind(to == ResetTo::Earliest)).await?;
+        let rows = self.operate_locked("reset a group", LOCK_RECORDS, reset.bind(to == ResetTo::Earliest)).await?;
         Ok(rows.len() as u64)
     }
 }

@@ -20,7 +20,10 @@ use crate::session::Failed;
 use crate::unreadable::{report, text};
 
 /// The members of a group lease partitions one after the other. Two groups with the same hash only wait for each other.
-const LOCK_GROUP: &str = "SELECT pg_advisory_xact_lock(hashtext('posthaste lease partitions'), hashtext($1))";
+/// No records are removed meanwhile, because a new group starts at the earliest one.
+const LOCK_GROUP: &str = "
+    SELECT pg_advisory_xact_lock(hashtext('posthaste lease partitions'), hashtext($1)),
+        pg_advisory_xact_lock_shared(hashtext('posthaste remove records'), 0)";
 
 /// The condition that a lease or membership has ended. `$4` is the length of a lease in microseconds. A lease that ends
 /// later than that from now was begun before the clock was set back. Its real end is unknown, so it counts as ended.
@@ -33,15 +36,18 @@ fn lease_end() -> String {
     format!("{CLOCK} + $4 * interval '1 microsecond'")
 }
 
-/// The condition on `log_partition` that selects the topics of a member. `$1` are the names, or one prefix.
+/// The condition on `log_partition` that selects the topics of a member. `$1` are the prefix, if there is one, and the
+/// names.
 fn matching(topics: &Topics) -> &'static str {
     match topics {
         Topics::Named(_) => "topic = ANY ($1)",
         Topics::Prefix(_) => "starts_with(topic, ($1)[1])",
+        Topics::PrefixAndNamed(..) => "(starts_with(topic, ($1)[1]) OR topic = ANY ($1))",
     }
 }
 
-/// Fenced: records progress only if owner and generation are still those under which the records were read. Binds:
+/// Fenced: records progress only if owner and generation are still those under which the records were read. A statement
+/// that the server executes late, after its client gave up and recorded more, does not move the progress back. Binds:
 /// partitions, generations, watermarks, completed sets, the group, the owner.
 ///
 /// The partitions are also named outside of the joins, so that each is looked up by its key.
@@ -53,6 +59,7 @@ pub(super) const RECORD: &str = "
             AS done (partition_id, generation, watermark, completed) ON done.partition_id = log_group.partition_id
         WHERE log_group.group_name = $5 AND log_group.partition_id = ANY ($1)
           AND log_group.owner = $6 AND log_group.generation = done.generation
+          AND log_group.watermark <= done.watermark
         ORDER BY log_group.partition_id
         FOR NO KEY UPDATE OF log_group
     )
@@ -108,17 +115,15 @@ pub(super) async fn lease(tables: &LogTables, member: &Member, lease: Duration) 
 /// owner, the length of a lease in microseconds.
 struct Statements<'a> {
     member: &'a Member,
-    topics: &'a [String],
+    topics: Vec<&'a str>,
     lease: i64,
     matching: &'static str,
 }
 
 impl<'a> Statements<'a> {
     fn of(member: &'a Member, lease: Duration) -> Self {
-        let topics = match &member.topics {
-            Topics::Named(names) => &names[..],
-            Topics::Prefix(prefix) => std::slice::from_ref(prefix),
-        };
+        let (prefix, names) = (member.topics.prefix(), member.topics.names());
+        let topics = prefix.into_iter().chain(names.iter().map(String::as_str)).collect();
         Self { member, topics, lease: micros(lease), matching: matching(&member.topics) }
     }
 
@@ -204,7 +209,7 @@ impl<'a> Statements<'a> {
     }
 
     fn query(&self, sql: String) -> Query<'a, Postgres, PgArguments> {
-        let query = sqlx::query(AssertSqlSafe(sql)).bind(self.topics).bind(&self.member.group);
+        let query = sqlx::query(AssertSqlSafe(sql)).bind(&self.topics).bind(&self.member.group);
         query.bind(&self.member.owner).bind(self.lease)
     }
 

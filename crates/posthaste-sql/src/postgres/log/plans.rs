@@ -4,9 +4,10 @@ use posthaste_backend_tests::servers;
 use posthaste_core::hub_store::{QuarantineCursor, QuarantineFilter, QuarantineStatus};
 use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
-use super::quarantine::{list, operator};
+use super::quarantine::{self, list, operator};
 use super::{READ, WRITE, inspect, leases, read, retention};
 use crate::postgres::migrations;
+use crate::postgres::plans::plans;
 
 /// Partitions of a hundred topics, each read by ten groups, and this many records in all.
 fn filled(records: u32) -> String {
@@ -28,7 +29,7 @@ const ANALYZE: &str = "ANALYZE log_partition, log_record, log_group, quarantined
 /// Tables on which these steps ran. Autovacuum is off, so that the statistics do not change.
 async fn tables(steps: &[&str]) -> PgConnection {
     let mut connection = PgConnection::connect(&servers::postgres().await).await.unwrap();
-    migrations::hub().run(&mut connection).await.unwrap();
+    migrations::DIALECT.hub().run(&mut connection).await.unwrap();
     let settings = "ALTER TABLE log_partition SET (autovacuum_enabled = off);
         ALTER TABLE log_record SET (autovacuum_enabled = off); ALTER TABLE log_group SET (autovacuum_enabled = off);
         ALTER TABLE quarantined_record SET (autovacuum_enabled = off)";
@@ -44,6 +45,7 @@ async fn check(mut connection: PgConnection) {
     sqlx::raw_sql(WRITE).execute(&mut *connection).await.unwrap();
     quarantined_records_are_changed_by_their_ids(connection).await;
     retention_looks_up_the_first_records_of_each_partition(connection).await;
+    retention_reads_the_oldest_quarantined_records_of_a_status(connection).await;
     sqlx::raw_sql("ROLLBACK").execute(&mut *connection).await.unwrap();
     sqlx::raw_sql(READ).execute(&mut *connection).await.unwrap();
     a_fetch_is_a_range_scan_per_partition_and_sorts_no_partition(connection).await;
@@ -79,6 +81,13 @@ async fn retention_looks_up_the_first_records_of_each_partition(connection: &mut
             plan.contains("using log_record_pkey on log_record") && !plan.contains("Seq Scan on log_record"),
             "{plan}"
         );
+    }
+}
+
+async fn retention_reads_the_oldest_quarantined_records_of_a_status(connection: &mut PgConnection) {
+    for plan in plans(connection, &quarantine::retention::remove(), "(0, 1000000, 200)").await {
+        assert!(plan.contains("Index Scan using quarantined_record_list on") && !plan.contains("Sort"), "{plan}");
+        assert!(plan.contains("using quarantined_record_pkey") && !plan.contains("Seq Scan"), "{plan}");
     }
 }
 
@@ -154,18 +163,4 @@ async fn plans_hold_with_the_statistics_of_empty_tables() {
 #[tokio::test]
 async fn plans_hold_with_the_statistics_of_now() {
     check(tables(&[&filled(200_000), ANALYZE]).await).await;
-}
-
-/// The plan for these values, and the generic plan.
-async fn plans(connection: &mut PgConnection, sql: &str, values: &str) -> Vec<String> {
-    let mut plans = Vec::new();
-    for mode in ["force_custom_plan", "force_generic_plan"] {
-        let prepare = format!("SET plan_cache_mode = {mode}; DEALLOCATE ALL; PREPARE statement AS {sql}");
-        sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut *connection).await.unwrap();
-        let explain = format!("EXPLAIN (COSTS OFF) EXECUTE statement {values}");
-        let lines = sqlx::query_scalar(AssertSqlSafe(explain)).persistent(false).fetch_all(&mut *connection).await;
-        let lines: Vec<String> = lines.unwrap();
-        plans.push(lines.join("\n"));
-    }
-    plans
 }

@@ -3,9 +3,12 @@ use std::time::Duration;
 use posthaste_core::StoreError;
 use sqlx::AssertSqlSafe;
 
-use super::{LogTables, WRITE};
+use super::LogTables;
 use crate::log::REMOVED_AT_ONCE;
 use crate::postgres::clock::{CLOCK, micros};
+
+/// Waits for groups that are moving to the earliest record. They wait for the end of the transaction.
+const LOCK: &str = "SELECT pg_advisory_xact_lock(hashtext('posthaste remove records'), 0)";
 
 /// Removes the first records of partitions that are expired and done by every group. Only partitions whose first record
 /// is both are looked at further. Records that another process is removing are left to it. Binds: the age in
@@ -38,6 +41,6 @@ pub(super) fn remove() -> String {
 
 pub(super) async fn remove_expired(tables: &LogTables, age: Duration) -> Result<u64, StoreError> {
     let remove = sqlx::query(AssertSqlSafe(remove())).bind(micros(age)).bind(i64::from(REMOVED_AT_ONCE));
-    let rows = tables.operate("remove expired records", WRITE, remove).await?;
+    let rows = tables.operate_locked("remove expired records", LOCK, remove).await?;
     Ok(rows.len() as u64)
 }

@@ -27,7 +27,7 @@ use crate::session::Failed;
 /// then prices an unavoidable small sort so high that it would compile every claim first, so `jit` is off too. A lease
 /// that is lost in a crash of the server costs at most a second delivery, so no claim waits for the disk. The locks of
 /// a host that vanishes are released after ten seconds, and not when the network reports it.
-pub(super) const SCAN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+pub(in crate::postgres) const SCAN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
      SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off;
      SET LOCAL jit = off; SET LOCAL synchronous_commit = off;
      SET LOCAL idle_in_transaction_session_timeout = '10s'";

@@ -35,6 +35,11 @@ fn count() -> String {
     format!("SELECT count(*) FROM {{table}} WHERE {FILTER}")
 }
 
+/// Counts at the head of the index of pending rows. Binds: the limit.
+pub(super) const COUNT_PENDING: &str = "SELECT count(*) FROM (
+         SELECT 1 FROM {table} WHERE status IN (0, 2) ORDER BY available_at, seq LIMIT $1
+     ) AS pending";
+
 /// Binds: the filter, the row after which to begin, the limit.
 fn replay() -> String {
     format!(
@@ -104,6 +109,16 @@ impl OperatorStore for OutboxStore {
             Ok(row.try_get::<i64, _>(0)?.max(0) as u64)
         };
         doing("count the dead events of the outbox", count).await
+    }
+
+    async fn count_pending(&self, max: usize) -> Result<u64, StoreError> {
+        let count = async {
+            let mut scan = begin(&self.pool, Some(SCAN)).await?;
+            let count: i64 = sqlx::query_scalar(self.sql(COUNT_PENDING)).bind(limit(max)).fetch_one(&mut *scan).await?;
+            scan.commit().await?;
+            Ok(count.max(0) as u64)
+        };
+        doing("count the pending events of the outbox", count).await
     }
 
     async fn replay(&self, filter: &DeadFilter, after: i64, max: usize) -> Result<(u64, i64), StoreError> {

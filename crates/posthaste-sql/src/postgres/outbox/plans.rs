@@ -7,7 +7,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection};
 
 use super::settle::Locked;
 use super::{claim, fill, lease, operator, settle};
-use crate::postgres::migrations;
+use crate::postgres::{migrations, plans};
 
 /// Of five rows, two are done, one is delayed and two are pending; of ten types and a thousand aggregates.
 fn backlog(rows: u32) -> String {
@@ -77,19 +77,9 @@ async fn plans_hold_with_the_statistics_of_now_and_a_million_rows() {
     check(table(&[&backlog(1_700_000), ANALYZE]).await).await;
 }
 
-/// The plan for these values, and the generic plan.
+/// The plan of a statement in this mode for these values, and the generic plan.
 async fn plans(connection: &mut PgConnection, mode: Mode, sql: &str, values: &str) -> Vec<String> {
-    let sql = fill(sql, &TableName::default(), mode);
-    let mut plans = Vec::new();
-    for mode in ["force_custom_plan", "force_generic_plan"] {
-        let prepare = format!("SET plan_cache_mode = {mode}; DEALLOCATE ALL; PREPARE statement AS {sql}");
-        sqlx::raw_sql(AssertSqlSafe(prepare)).execute(&mut *connection).await.unwrap();
-        let explain = format!("EXPLAIN (COSTS OFF) EXECUTE statement {values}");
-        let lines = sqlx::query_scalar(AssertSqlSafe(explain)).persistent(false).fetch_all(&mut *connection).await;
-        let lines: Vec<String> = lines.unwrap();
-        plans.push(lines.join("\n"));
-    }
-    plans
+    plans::plans(connection, &fill(sql, &TableName::default(), mode), values).await
 }
 
 fn index(of_one_type: bool) -> &'static str {
@@ -189,6 +179,10 @@ async fn the_next_due_row_and_the_pending_types_are_found_by_their_index(connect
         }
     }
     for plan in plans(connection, Mode::SingleNode, operator::OLDEST_DUE, "").await {
+        assert!(plan.contains("Scan using outbox_event_pending on outbox_event") && !plan.contains("Sort"), "{plan}");
+        assert_no_scan(&plan);
+    }
+    for plan in plans(connection, Mode::SingleNode, operator::COUNT_PENDING, "(10000)").await {
         assert!(plan.contains("Scan using outbox_event_pending on outbox_event") && !plan.contains("Sort"), "{plan}");
         assert_no_scan(&plan);
     }

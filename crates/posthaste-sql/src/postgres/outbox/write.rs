@@ -4,6 +4,7 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use posthaste_core::outbox::{InTransaction, WriteStore};
 use posthaste_core::{Delay, Event, Payload, StoreError};
+use sqlx::postgres::PgRow;
 use sqlx::{PgConnection, Postgres, Row, Transaction};
 
 use super::OutboxStore;
@@ -12,24 +13,52 @@ use crate::outbox::{bind_event, chunks, write_headers};
 use crate::postgres::clock::{micros, storable};
 use crate::postgres::errors::{commit_error, doing, store_error};
 
-/// The server numbers the rows in the order of the arrays, which is the order of the events.
-const INSERT: &str = "INSERT INTO {table} (event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service,
-         resource_type, operation_type, payload, payload_bytes, content_type, headers, occurred_at, created_at,
-         available_at, locked_by, locked_at, payload_is_text)
-     SELECT event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service, resource_type, operation_type,
-         payload, payload_bytes, content_type, headers, occurred_at, {now},
+/// The columns of [`VALUES`].
+const COLUMNS: &str = "event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service, resource_type, \
+     operation_type, payload, payload_bytes, content_type, headers, occurred_at, created_at, available_at, locked_by, \
+     locked_at, payload_is_text";
+
+const VALUES: &str = "event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service, resource_type,
+         operation_type, payload, payload_bytes, content_type, headers, occurred_at, {now},
          coalesce(until, {now} + wait * interval '1 microsecond'), $16, CASE WHEN $16 IS NOT NULL THEN {now} END,
-         payload_is_text
-     FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
+         payload_is_text";
+
+/// The events of the arrays, in order.
+const EVENTS: &str =
+    "unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
              $9::text[], $10::bytea[], $11::text[], $12::text[], $13::timestamptz[], $14::timestamptz[], $15::bigint[],
              $17::boolean[])
          WITH ORDINALITY AS event (event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service,
              resource_type, operation_type, payload, payload_bytes, content_type, headers, occurred_at, until, wait,
-             payload_is_text, place)
-     ORDER BY place
-     RETURNING seq";
+             payload_is_text, place)";
 
-/// The usual case: one event in a transaction. Its binds are those of [`INSERT`], each a value.
+/// The server numbers the rows in the order of the arrays, which is the order of the events.
+fn insert() -> String {
+    format!(
+        "INSERT INTO {{table}} ({COLUMNS})
+         SELECT {VALUES} FROM {EVENTS} ORDER BY place
+         RETURNING seq"
+    )
+}
+
+/// Inserts those events whose ids the table does not have, and returns their ids. Its binds are those of [`insert`].
+///
+/// Two processes may insert the same ids at once: the second waits for the first. The rows are inserted in the order of
+/// their ids, so that two such statements never wait for each other. They are numbered before, in the order of the
+/// events.
+pub(super) fn insert_new() -> String {
+    format!(
+        "INSERT INTO {{table}} (seq, {COLUMNS}) OVERRIDING SYSTEM VALUE
+         SELECT seq, {VALUES}
+         FROM (SELECT nextval(pg_get_serial_sequence('{{table}}', 'seq')) AS seq, event.* FROM {EVENTS} ORDER BY place)
+             AS numbered
+         ORDER BY event_id
+         ON CONFLICT (event_id) DO NOTHING
+         RETURNING event_id"
+    )
+}
+
+/// The usual case: one event in a transaction. Its binds are those of [`insert`], each a value.
 const INSERT_ONE: &str =
     "INSERT INTO {table} (event_id, event_type, aggregate_type, aggregate_id, tenant_id, source_service,
          resource_type, operation_type, payload, payload_bytes, content_type, headers, occurred_at, created_at,
@@ -71,7 +100,8 @@ impl WriteStore for OutboxStore {
             }
             let mut numbers = Vec::with_capacity(events.len());
             for chunk in chunks(events, |event| event.weight()) {
-                numbers.extend(self.insert_chunk(connection, chunk, claim_id).await?);
+                let rows = self.insert_chunk(connection, &insert(), chunk, claim_id).await?;
+                numbers.extend(rows.iter().map(|row| row.try_get(0)).collect::<Result<Vec<i64>, _>>()?);
             }
             Ok(numbers)
         };
@@ -115,16 +145,18 @@ impl OutboxStore {
         insert.fetch_one(connection).await?.try_get(0)
     }
 
-    async fn insert_chunk(
+    /// Runs [`insert`] or [`insert_new`].
+    pub(super) async fn insert_chunk(
         &self,
         connection: &mut PgConnection,
+        sql: &str,
         events: &[&Event],
         claim_id: Option<&str>,
-    ) -> Result<Vec<i64>, sqlx::Error> {
+    ) -> Result<Vec<PgRow>, sqlx::Error> {
         fn column<'a, T>(events: &[&'a Event], of: impl Fn(&'a Event) -> T) -> Vec<T> {
             events.iter().map(|event| of(event)).collect()
         }
-        let insert = sqlx::query(self.sql(INSERT))
+        let insert = sqlx::query(self.sql(sql))
             .bind(column(events, Event::id))
             .bind(column(events, Event::event_type))
             .bind(column(events, Event::aggregate_type))
@@ -142,8 +174,7 @@ impl OutboxStore {
             .bind(column(events, wait))
             .bind(claim_id)
             .bind(column(events, |event| is_text_in_bytes(event.payload())));
-        let rows = insert.fetch_all(connection).await?;
-        rows.iter().map(|row| row.try_get(0)).collect()
+        insert.fetch_all(connection).await
     }
 }
 

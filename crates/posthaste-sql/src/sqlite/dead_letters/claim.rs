@@ -134,17 +134,12 @@ fn read(row: &SqliteRow, claim_id: &DeadLetterClaimId) -> Result<(i64, DeadLette
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sqlite::Database;
+    use crate::sqlite::plans;
 
+    /// The steps that read dead letters or sort.
     async fn plan_of(statement: &str) -> Vec<String> {
-        let folder = tempfile::tempdir().unwrap();
-        let url = format!("sqlite://{}", folder.path().join("letters.db").display());
-        let database = Database::open(&url).await.unwrap();
-        database.migrate_hub().await.unwrap();
-        let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {statement}"));
-        let rows: Vec<(i64, i64, i64, String)> = sqlx::query_as(explain).fetch_all(database.readers()).await.unwrap();
-        let reads = rows.into_iter().map(|(.., detail)| detail);
-        reads.filter(|detail| detail.contains("dlt_event") || detail.contains("B-TREE")).collect()
+        let steps = plans::plan_of(statement).await.into_iter();
+        steps.filter(|step| step.contains("dlt_event") || step.contains("B-TREE")).collect()
     }
 
     #[tokio::test]

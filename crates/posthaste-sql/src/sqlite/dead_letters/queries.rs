@@ -11,7 +11,7 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{AssertSqlSafe, QueryBuilder, Row, Sqlite};
 
 use super::DeadLetterTable;
-use crate::list::COUNTED;
+use crate::list::{COUNTED, literal};
 use crate::sqlite::clock::{NOW_MS, span, time};
 use crate::sqlite::errors::doing;
 use crate::unreadable::readable;
@@ -159,11 +159,6 @@ fn push_conditions(query: &mut QueryBuilder<Sqlite>, filter: &DeadLetterFilter) 
 
 fn push_like(query: &mut QueryBuilder<Sqlite>, column: &'static str, pattern: String) {
     query.push(column).push(" LIKE ").push_bind(pattern).push(" ESCAPE '\\'");
-}
-
-/// The text, escaped for a LIKE pattern.
-fn literal(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_")
 }
 
 fn column_of(key: DeadLetterSortKey) -> &'static str {

@@ -46,6 +46,13 @@ fn matching(topics: &Topics) -> Result<(&'static str, String), StoreError> {
             Ok(("topic IN (SELECT value FROM json_each(?1))", names))
         }
         Topics::Prefix(prefix) => Ok(("substr(topic, 1, length(?1)) = ?1", prefix.clone())),
+        Topics::PrefixAndNamed(prefix, names) => {
+            let all: Vec<&str> = [prefix].into_iter().chain(names).map(String::as_str).collect();
+            let all = serde_json::to_string(&all).map_err(|error| unwritable("name the topics of a group", error))?;
+            let condition = "(substr(topic, 1, length(?1 ->> 0)) = ?1 ->> 0
+                 OR topic IN (SELECT value FROM json_each(?1)))";
+            Ok((condition, all))
+        }
     }
 }
 
@@ -241,19 +248,9 @@ pub(super) async fn void(database: &Database) -> Result<(), StoreError> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
-
-    pub(in super::super) async fn plan_of(statement: &str) -> Vec<String> {
-        let folder = tempfile::tempdir().unwrap();
-        let url = format!("sqlite://{}", folder.path().join("log.db").display());
-        let database = Database::open(&url).await.unwrap();
-        database.migrate_hub().await.unwrap();
-        let explain = AssertSqlSafe(format!("EXPLAIN QUERY PLAN {statement}"));
-        let rows: Vec<(i64, i64, i64, String)> =
-            sqlx::query_as(explain).bind("[]").fetch_all(database.readers()).await.unwrap();
-        rows.into_iter().map(|(.., detail)| detail).collect()
-    }
+    use crate::sqlite::plans::plan_of;
 
     #[tokio::test]
     async fn an_ack_looks_up_each_partition_once() {

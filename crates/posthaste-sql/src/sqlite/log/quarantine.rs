@@ -1,5 +1,6 @@
 mod list;
 mod operator;
+mod retention;
 
 use std::collections::HashSet;
 
@@ -42,10 +43,10 @@ impl Quarantine for LogTables {
 
 async fn insert(connection: &mut SqliteConnection, group: &str, rows: &[NewRow]) -> Result<(), sqlx::Error> {
     for rows in rows.chunks(CHUNK) {
-        let values = vec!["(?,?,?,?,?,?,?,?,?)"; rows.len()].join(",");
+        let values = vec!["(?,?,?,?,?,?,?,?,?,?)"; rows.len()].join(",");
         let sql = format!(
-            "INSERT INTO quarantined_record (id, group_name, topic, partition, \"offset\", key, headers, reason,
-                 replayable)
+            "INSERT INTO quarantined_record (id, group_name, topic, partition, \"offset\", fingerprint, key,
+                 headers, reason, replayable)
              VALUES {values} ON CONFLICT DO NOTHING
              RETURNING id"
         );
@@ -53,7 +54,12 @@ async fn insert(connection: &mut SqliteConnection, group: &str, rows: &[NewRow])
         for NewRow { id, poison: Poison { record, reason }, headers } in rows {
             let position = &record.position;
             insert = insert.bind(id).bind(group).bind(&*position.topic).bind(position.partition).bind(position.offset);
-            insert = insert.bind(&record.key).bind(headers.as_deref()).bind(reason).bind(record.damage.is_none());
+            insert = insert
+                .bind(record.fingerprint().cast_signed())
+                .bind(&record.key)
+                .bind(headers.as_deref())
+                .bind(reason)
+                .bind(record.damage.is_none());
         }
         let inserted: HashSet<String> = insert.fetch_all(&mut *connection).await?.into_iter().collect();
         if inserted.is_empty() {

@@ -77,8 +77,8 @@ fn record(row: &SqliteRow) -> Result<StoredRecord, sqlx::Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::leases::tests::plan_of;
     use super::*;
+    use crate::sqlite::plans::plan_of;
 
     #[tokio::test]
     async fn a_read_is_a_range_scan_per_partition_and_sorts_nothing() {

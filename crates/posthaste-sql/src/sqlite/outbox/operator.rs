@@ -34,6 +34,11 @@ pub(super) fn count() -> String {
     format!("SELECT count(*) FROM {{table}} INDEXED BY {{table}}_dead WHERE {FILTER}")
 }
 
+/// Counts at the head of the index of pending rows. Binds: the limit.
+pub(super) const COUNT_PENDING: &str = "SELECT count(*) FROM (
+         SELECT 1 FROM {table} INDEXED BY {table}_pending WHERE status IN (0, 2) ORDER BY due, seq LIMIT ?
+     )";
+
 /// Binds: the filter, the row after which to begin, the limit.
 pub(super) fn replay() -> String {
     format!(
@@ -79,6 +84,15 @@ pub(super) fn old(purge: Purge) -> String {
     )
 }
 
+/// Those of the rows that may still be deleted. Binds: the rows.
+pub(super) fn deletable(purge: Purge) -> &'static str {
+    match purge {
+        Purge::Done => "SELECT seq FROM {table} WHERE seq IN (SELECT value FROM json_each(?)) AND status = 1",
+        Purge::Dead => "SELECT seq FROM {table} WHERE seq IN (SELECT value FROM json_each(?)) AND status = 3",
+        Purge::Everything => "SELECT seq FROM {table} WHERE seq IN (SELECT value FROM json_each(?))",
+    }
+}
+
 pub(super) const OLDEST_DUE: &str = "SELECT {now_ms} - due FROM {table} INDEXED BY {table}_pending
      WHERE status IN (0, 2) AND due <= {now_ms} ORDER BY due, seq LIMIT 1";
 
@@ -110,6 +124,15 @@ impl OperatorStore for OutboxStore {
             Ok(row.try_get::<i64, _>(0)?.max(0) as u64)
         };
         doing("count the dead events of the outbox", count).await
+    }
+
+    async fn count_pending(&self, max: usize) -> Result<u64, StoreError> {
+        let count = async {
+            let count = sqlx::query_scalar(self.sql(COUNT_PENDING)).bind(limit(max));
+            let count: i64 = count.fetch_one(self.0.database.operators()).await?;
+            Ok(count.max(0) as u64)
+        };
+        doing("count the pending events of the outbox", count).await
     }
 
     async fn replay(&self, filter: &DeadFilter, after: i64, max: usize) -> Result<(u64, i64), StoreError> {
@@ -144,13 +167,20 @@ impl OperatorStore for OutboxStore {
         write.await
     }
 
+    /// Searches before it writes, so that other writes do not wait for the search, however long it takes.
     async fn purge(&self, which: Purge, older_than: Duration, max: usize) -> Result<u64, StoreError> {
-        let store = self.clone();
-        let write = self.0.database.write("purge the outbox", move |connection| {
-            let store = store.clone();
+        const DOING: &str = "purge the outbox";
+        let old = sqlx::query_scalar(self.sql(&old(which))).bind(millis(older_than)).bind(limit(max));
+        let old: Vec<i64> = doing(DOING, old.fetch_all(self.0.database.operators())).await?;
+        if old.is_empty() {
+            return Ok(0);
+        }
+        let (database, arguments) = (self.0.database.in_background(), (self.clone(), old));
+        let write = database.write_with(DOING, arguments, move |connection, arguments| {
             Box::pin(async move {
-                let old = sqlx::query_scalar(store.sql(&old(which))).bind(millis(older_than)).bind(limit(max));
-                let old: Vec<i64> = old.fetch_all(&mut *connection).await?;
+                let (store, old) = &*arguments;
+                let deletable = sqlx::query_scalar(store.sql(deletable(which))).bind(json(old)?);
+                let old: Vec<i64> = deletable.fetch_all(&mut *connection).await?;
                 store.delete(connection, &old).await?;
                 Ok(old.len() as u64)
             })

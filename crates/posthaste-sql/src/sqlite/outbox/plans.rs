@@ -1,6 +1,9 @@
 //! How SQLite executes the statements that run all the time. A plan that scans or sorts is a bug that only shows at
 //! size.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use posthaste_core::outbox::{DeadHead, Mode, Purge, TableName};
 use sqlx::{AssertSqlSafe, Row};
 
@@ -113,6 +116,30 @@ async fn rows_with_an_undecodable_type_are_found_by_its_bytes() {
     database.close().await;
 }
 
+/// The number of steps of SQLite's virtual machine, in thousands, that a purge takes in a table without old rows.
+#[tokio::test]
+async fn a_purge_ends_at_the_first_young_row() {
+    let folder = tempfile::tempdir().unwrap();
+    let database = filled(&folder).await;
+    for purge in [Purge::Done, Purge::Everything] {
+        let thousands = Arc::new(AtomicU32::new(0));
+        let (mut connection, counted) = (database.readers().acquire().await.unwrap(), thousands.clone());
+        connection.lock_handle().await.unwrap().set_progress_handler(1_000, move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+            true
+        });
+        let sql = fill(&operator::old(purge), &TableName::default(), Mode::SingleNode);
+        let old = sqlx::query(AssertSqlSafe(sql)).bind(3_600_000).bind(500).fetch_all(&mut *connection).await.unwrap();
+        connection.lock_handle().await.unwrap().remove_progress_handler();
+        assert!(old.is_empty());
+        let thousands = thousands.load(Ordering::Relaxed);
+        assert!(thousands < 100, "{purge:?} takes {thousands} thousand steps for 500 rows of 1.1 million");
+        let deletable = plan(&database, operator::deletable(purge), Mode::SingleNode).await;
+        assert!(deletable.contains("USING INTEGER PRIMARY KEY (rowid=?)"), "{deletable}");
+    }
+    database.close().await;
+}
+
 #[tokio::test]
 async fn operator_queries_use_an_index() {
     let folder = tempfile::tempdir().unwrap();
@@ -126,5 +153,7 @@ async fn operator_queries_use_an_index() {
     assert!(find.contains("(event_id=?)"), "{find}");
     let oldest = plan(&database, operator::OLDEST_DUE, mode).await;
     assert!(oldest.contains("outbox_event_pending (due<?)"), "{oldest}");
+    let pending = plan(&database, operator::COUNT_PENDING, mode).await;
+    assert!(pending.contains("outbox_event_pending") && !pending.contains("TEMP B-TREE"), "{pending}");
     database.close().await;
 }

@@ -88,6 +88,11 @@ impl<S: Store, P: Pool<S>> Pool<Watched<S>> for WatchedPool<P> {
         self.call_log.note("open", 0)?;
         Ok(Watched { store: self.pool.open(table, mode).await?, call_log: self.call_log.clone() })
     }
+
+    async fn open_existing(&self, table: TableName, mode: Mode) -> Result<Watched<S>, OpenError> {
+        self.call_log.note("open", 0)?;
+        Ok(Watched { store: self.pool.open_existing(table, mode).await?, call_log: self.call_log.clone() })
+    }
 }
 
 impl<S: Store> Store for Watched<S> {
@@ -239,6 +244,10 @@ impl<S: Store> OperatorStore for Watched<S> {
     async fn dead(&self, filter: &DeadFilter, limit: usize) -> Result<Vec<OutboxRow>, StoreError> {
         self.call_log.note("dead", limit)?;
         self.store.dead(filter, limit).await
+    }
+
+    async fn count_pending(&self, limit: usize) -> Result<u64, StoreError> {
+        self.store.count_pending(limit).await
     }
 
     async fn count_dead(&self, filter: &DeadFilter) -> Result<u64, StoreError> {

@@ -9,6 +9,7 @@ use sqlx::{Postgres, QueryBuilder, Row};
 use super::super::{LogTables, READ};
 use crate::list::{COUNTED, SHOWN_KEY, SHOWN_REASON, quarantine_page};
 use crate::postgres::errors::store_error;
+use crate::postgres::texts::has_nul;
 use crate::unreadable::readable;
 
 /// The columns of a row in a list: long texts are cut.
@@ -38,7 +39,6 @@ pub(super) async fn list(
 ) -> Result<QuarantinePage, StoreError> {
     const DOING: &str = "list quarantined records";
     let (mut items, mut counted) = (Vec::new(), 0);
-    let has_nul = |text: &Option<String>| text.as_ref().is_some_and(|text| text.contains('\0'));
     // PostgreSQL cannot compare with such a text, and has none.
     let statuses = if has_nul(&filter.group) || has_nul(&filter.topic) { &[] } else { filter.statuses() };
     for status in statuses {

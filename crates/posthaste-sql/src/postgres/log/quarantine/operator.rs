@@ -3,17 +3,18 @@ use std::time::Duration;
 use async_trait::async_trait;
 use posthaste_core::StoreError;
 use posthaste_core::hub_store::{
-    QuarantineCount, QuarantineCursor, QuarantineFilter, QuarantinePage, QuarantineStore, QuarantinedRecord,
-    QuarantinedRow,
+    ExpiredRecords, QuarantineCount, QuarantineCursor, QuarantineFilter, QuarantinePage, QuarantineStore,
+    QuarantinedRecord, QuarantinedRow,
 };
 use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, FromRow, Row};
 
 use super::super::{LogTables, READ, WRITE};
 use super::list::{self, all_columns, shown_columns};
-use super::storable;
+use super::retention;
 use crate::postgres::clock::{CLOCK, micros};
 use crate::postgres::errors::store_error;
+use crate::postgres::texts::storable_text;
 use crate::unreadable::readable;
 
 const COUNTS: &str = "SELECT group_name, topic, records FROM quarantine_depth ORDER BY group_name, topic";
@@ -32,7 +33,7 @@ fn update(condition: &str, set: &str, returning: &str) -> String {
 }
 
 /// True for a record that no replay publishes now.
-fn unclaimed() -> String {
+pub(super) fn unclaimed() -> String {
     format!("(claimed_until IS NULL OR claimed_until <= {CLOCK})")
 }
 
@@ -93,7 +94,7 @@ impl QuarantineStore for LogTables {
 
     async fn get(&self, id: &str) -> Result<Option<QuarantinedRecord>, StoreError> {
         let sql = format!("SELECT {} FROM quarantined_record WHERE id = $1", all_columns());
-        let query = sqlx::query(AssertSqlSafe(sql)).bind(storable(id));
+        let query = sqlx::query(AssertSqlSafe(sql)).bind(storable_text(id));
         let rows = self.operate("read a quarantined record", READ, query).await?;
         Ok(readable("quarantined_record", &rows, 0, list::record).pop())
     }
@@ -116,13 +117,17 @@ impl QuarantineStore for LogTables {
     }
 
     async fn release(&self, ids: &[String], claim_id: &str, why: &str) -> Result<(), StoreError> {
-        let release = sqlx::query(AssertSqlSafe(release())).bind(ids).bind(claim_id).bind(storable(why));
+        let release = sqlx::query(AssertSqlSafe(release())).bind(ids).bind(claim_id).bind(storable_text(why));
         self.operate("release quarantined records", WRITE, release).await.map(|_| ())
     }
 
     async fn discard(&self, unneeded: &[String], reason: &str) -> Result<Vec<String>, StoreError> {
         const DOING: &str = "discard quarantined records";
-        let discard = sqlx::query(AssertSqlSafe(discard())).bind(unneeded).bind(storable(reason));
+        let discard = sqlx::query(AssertSqlSafe(discard())).bind(unneeded).bind(storable_text(reason));
         ids(DOING, &self.operate(DOING, WRITE, discard).await?)
+    }
+
+    async fn remove_expired(&self, age: Duration, limit: usize) -> Result<ExpiredRecords, StoreError> {
+        retention::remove_expired(self, age, limit).await
     }
 }

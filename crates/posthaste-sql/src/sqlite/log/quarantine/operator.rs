@@ -4,14 +4,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use posthaste_core::StoreError;
 use posthaste_core::hub_store::{
-    QuarantineCount, QuarantineCursor, QuarantineFilter, QuarantinePage, QuarantineStore, QuarantinedRecord,
-    QuarantinedRow,
+    ExpiredRecords, QuarantineCount, QuarantineCursor, QuarantineFilter, QuarantinePage, QuarantineStore,
+    QuarantinedRecord, QuarantinedRow,
 };
 use sqlx::sqlite::SqliteConnection;
 use sqlx::{AssertSqlSafe, FromRow};
 
 use super::super::LogTables;
 use super::list::{self, RECORDS, all_columns, shown_columns};
+use super::retention;
 use crate::sqlite::clock::{NOW_MS, millis};
 use crate::sqlite::errors::doing;
 use crate::sqlite::json::json;
@@ -158,12 +159,16 @@ impl QuarantineStore for LogTables {
         let change = Change { sql: discard(), ids: ids.to_vec(), texts, number: None };
         self.change_quarantine("discard quarantined records", change).await
     }
+
+    async fn remove_expired(&self, age: Duration, limit: usize) -> Result<ExpiredRecords, StoreError> {
+        retention::remove_expired(self, age, limit).await
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sqlite::log::leases::tests::plan_of;
+    use crate::sqlite::plans::plan_of;
 
     #[tokio::test]
     async fn changed_records_are_looked_up_by_their_ids() {

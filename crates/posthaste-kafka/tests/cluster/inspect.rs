@@ -1,110 +1,13 @@
 //! What operators see of a real Kafka, and the reset of positions while consumers run.
 
 use std::collections::BTreeMap;
-use std::future::Future;
-use std::time::Duration;
 
-use posthaste_backend_tests::servers;
 use posthaste_core::Settled;
-use posthaste_core::bus::{Bus, Consumer, Fetched, Position, Record, Topics};
 use posthaste_core::hub_store::{Backlog, BusInspector, ResetTo};
-use posthaste_kafka::{KafkaBus, KafkaOptions};
-use rdkafka::admin::{AdminClient, AdminOptions};
-use rdkafka::client::DefaultClientContext;
-use rdkafka::{ClientConfig, Offset, TopicPartitionList};
+use posthaste_kafka::KafkaBus;
 use tokio::time::Instant;
 
-const TIMEOUT: Duration = Duration::from_secs(30);
-const GROUP: &str = "readers";
-
-struct Cluster {
-    broker: String,
-    prefix: String,
-    topic: String,
-}
-
-impl Cluster {
-    async fn start() -> Self {
-        let (broker, prefix) = servers::kafka().await;
-        let topic = format!("{prefix}orders");
-        Self { broker, prefix, topic }
-    }
-
-    /// A process that uses the cluster.
-    fn process(&self) -> KafkaBus {
-        let options = KafkaOptions {
-            brokers: vec![self.broker.clone()],
-            topic_prefix: self.prefix.trim_end_matches('.').to_owned(),
-            partitions: 1,
-            replication: 1,
-            ..KafkaOptions::default()
-        };
-        KafkaBus::new(options).unwrap()
-    }
-
-    async fn join(&self, bus: &KafkaBus) -> Box<dyn Consumer> {
-        bus.subscribe(GROUP, Topics::Named(vec![self.topic.clone()])).await.unwrap()
-    }
-
-    async fn publish(&self, bus: &KafkaBus, numbers: std::ops::Range<u32>) {
-        self.publish_sized(bus, numbers, 10).await;
-    }
-
-    async fn publish_sized(&self, bus: &KafkaBus, numbers: std::ops::Range<u32>, size: usize) {
-        let record = |number: u32| Record {
-            topic: self.topic.as_str().into(),
-            route: 0,
-            key: number.to_string(),
-            // Bytes that cannot be compressed.
-            value: std::iter::repeat_with(|| fastrand::u8(..)).take(size).collect(),
-            headers: Vec::new(),
-        };
-        bus.publish(numbers.map(record).collect()).await.into_iter().for_each(|published| published.unwrap());
-    }
-
-    /// Removes the records below this offset, as retention does.
-    async fn remove_below(&self, offset: i64) {
-        let admin: AdminClient<DefaultClientContext> =
-            ClientConfig::new().set("bootstrap.servers", &self.broker).create().unwrap();
-        let mut list = TopicPartitionList::new();
-        list.add_partition_offset(&self.topic, 0, Offset::Offset(offset)).unwrap();
-        admin.delete_records(&list, &AdminOptions::new()).await.unwrap();
-    }
-}
-
-async fn ack<'a>(consumer: &dyn Consumer, fetched: impl IntoIterator<Item = &'a Fetched>) {
-    let positions: Vec<&Position> = fetched.into_iter().map(|fetched| &fetched.position).collect();
-    assert_eq!(consumer.ack(&positions).await.unwrap(), vec![Settled::Applied; positions.len()]);
-    consumer.flush().await.unwrap();
-}
-
-/// Calls until there is something.
-async fn until<T, F: Future<Output = Option<T>>>(what: &str, look: impl Fn() -> F) -> T {
-    let deadline = Instant::now() + TIMEOUT;
-    loop {
-        if let Some(found) = look().await {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "waited in vain: {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
-/// Fetches this many records.
-async fn fetch(consumer: &dyn Consumer, count: usize) -> Vec<Fetched> {
-    let fetched = tokio::sync::Mutex::new(Vec::new());
-    until(&format!("{count} records"), || async {
-        let mut fetched = fetched.lock().await;
-        fetched.extend(consumer.fetch(count).await.unwrap());
-        (fetched.len() >= count).then_some(())
-    })
-    .await;
-    fetched.into_inner()
-}
-
-fn keys(fetched: &[Fetched]) -> Vec<&str> {
-    fetched.iter().map(|record| record.key.as_str()).collect()
-}
+use crate::support::{Cluster, GROUP, TIMEOUT, ack, fetch, keys, until};
 
 async fn lost(bus: &KafkaBus) -> Option<Backlog> {
     bus.backlogs().await.unwrap().into_iter().find(|backlog| backlog.is_position_lost)

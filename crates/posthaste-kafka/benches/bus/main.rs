@@ -4,6 +4,9 @@
 //! It prints one JSON object to stdout and a table for people to stderr. It starts a Kafka and a PostgreSQL of its own,
 //! both durable, and removes them at the end.
 
+mod ingest;
+mod outbox;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -40,6 +43,8 @@ async fn main() {
     on_kafka(&mut report).await;
     on_postgres(&mut report).await;
     on_sqlite(&mut report).await;
+    ingest::run(&mut report).await;
+    outbox::run(&mut report).await;
     report.print();
 }
 

@@ -1,0 +1,113 @@
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use posthaste_core::metric_names::{RELAY_RESTARTS, RELAY_STALLED};
+use tokio::time::{Instant, sleep};
+
+use crate::Hub;
+
+/// How often the watchdog looks, at most and at least.
+const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
+const LONGEST_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Starts the task that looks for relays that make no progress while work waits, and restarts them.
+///
+/// It sees what readiness sees, also when nobody asks for readiness. A relay that waits for a bus or a registry is not
+/// restarted, because that would not help.
+pub(crate) fn start(hub: &Arc<Hub>) {
+    // The hub owns its tasks, so a task must not own the hub.
+    let hub = Arc::downgrade(hub);
+    let Some(supervisor) = hub.upgrade().map(|hub| hub.relays.supervisor().clone()) else { return };
+    let stop = supervisor.stopping().clone();
+    supervisor.spawn("watchdog", move || {
+        let (hub, stop) = (hub.clone(), stop.clone());
+        async move {
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = watch(&hub) => {}
+            }
+        }
+    });
+}
+
+async fn watch(hub: &Weak<Hub>) {
+    let mut watchdog = Watchdog::default();
+    loop {
+        let Some(hub) = hub.upgrade() else { return };
+        let stall_timeout = hub.readiness.stall_timeout;
+        for (relay, reason) in &hub.readiness().await.stalled {
+            watchdog.stalled(relay);
+            if watchdog.may_restart(relay, Instant::now(), stall_timeout) {
+                metrics::counter!(RELAY_RESTARTS, "relay" => relay.clone()).increment(1);
+                tracing::error!(relay, reason, "a relay makes no progress and is restarted");
+                hub.relays.restart(relay);
+            }
+        }
+        watchdog.report();
+        drop(hub);
+        sleep((stall_timeout / 3).clamp(SHORTEST_INTERVAL, LONGEST_INTERVAL)).await;
+    }
+}
+
+/// What the watchdog remembers from one look to the next.
+#[derive(Default)]
+struct Watchdog {
+    restarted: HashMap<String, Instant>,
+    /// The relays that were stalled at the last look, and those that are at this one.
+    before: HashSet<String>,
+    now: HashSet<String>,
+}
+
+impl Watchdog {
+    fn stalled(&mut self, relay: &str) {
+        self.now.insert(relay.to_owned());
+    }
+
+    /// True if the relay was not restarted for so long that the restart did not help.
+    fn may_restart(&mut self, relay: &str, now: Instant, stall_timeout: Duration) -> bool {
+        let is_early = |restarted: &Instant| now.duration_since(*restarted) < 2 * stall_timeout;
+        if self.restarted.get(relay).is_some_and(is_early) {
+            return false;
+        }
+        self.restarted.insert(relay.to_owned(), now);
+        true
+    }
+
+    /// Sets the gauge of each relay that is or was stalled.
+    fn report(&mut self) {
+        let now = std::mem::take(&mut self.now);
+        for relay in now.union(&self.before) {
+            let is_stalled = if now.contains(relay) { 1.0 } else { 0.0 };
+            metrics::gauge!(RELAY_STALLED, "relay" => relay.clone()).set(is_stalled);
+        }
+        self.restarted.retain(|relay, _| now.contains(relay));
+        self.before = now;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stalled_relay_is_restarted_again_only_after_a_while() {
+        let (mut watchdog, start) = (Watchdog::default(), Instant::now());
+        let mut look = |after: Duration, is_stalled: bool| {
+            if is_stalled {
+                watchdog.stalled("relay");
+            }
+            let restarts = is_stalled && watchdog.may_restart("relay", start + after, STALL_TIMEOUT);
+            watchdog.report();
+            restarts
+        };
+        assert!(look(Duration::ZERO, true));
+        assert!(!look(STALL_TIMEOUT, true));
+        assert!(look(2 * STALL_TIMEOUT, true), "the first restart did not help");
+        // It made progress in between, so this is another stall.
+        assert!(!look(3 * STALL_TIMEOUT, false));
+        assert!(look(3 * STALL_TIMEOUT, true));
+    }
+}
