@@ -17,6 +17,7 @@ use crate::migrate::MigrateOptions;
 use crate::output::Output;
 use crate::publish::PublishOptions;
 use crate::quarantine::QuarantineCommand;
+use crate::secrets::SecretsCommand;
 use crate::sources::SourcesCommand;
 use crate::subscriptions::SubscriptionsCommand;
 use crate::topics::TopicsCommand;
@@ -81,6 +82,9 @@ pub enum Command {
     Topics(TopicsCommand),
     /// The database schema: bring it up to date, go back, print it as SQL, compare it
     Migrate(MigrateOptions),
+    /// The key with which the credentials of subscriptions are sealed
+    #[command(subcommand)]
+    Secrets(SecretsCommand),
     /// Find problems in the configuration and the database, and say how to fix them
     Check(CheckFlags),
     /// Print the commented default configuration

@@ -22,6 +22,7 @@ mod publish;
 mod quarantine;
 mod registry;
 mod secret_text;
+mod secrets;
 mod serve;
 mod sources;
 mod subscriptions;
@@ -67,6 +68,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         Command::Migrate(options) => migrate::run(options, shared).await,
         Command::Check(flags) => check::run(shared, &flags).await,
         Command::Bench(options) => bench::run(options).await,
+        Command::Secrets(command) => secrets::run(&command),
         Command::Config => output::print(config::DEFAULT_CONFIG),
         Command::Publish(options) => publish::run(*options, &shared.client()?, shared.output).await,
         Command::Definitions(command) => definitions::run(command, &shared.client()?, shared.output).await,

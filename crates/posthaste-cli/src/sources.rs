@@ -62,7 +62,7 @@ pub async fn run(command: SourcesCommand, shared: &Shared) -> anyhow::Result<()>
 pub fn parts(config: &Config) -> Result<Vec<SourcePart>, StartError> {
     let (mut parts, mut wrong, mut tables) = (Vec::new(), Vec::new(), HashMap::new());
     tables.insert(
-        table_key(&database::place(&config.database.url), &TableName::default()),
+        table_key(&database::place(&config.database.url), "", &TableName::default()),
         "the server itself".to_owned(),
     );
     for settings in &config.sources {
@@ -70,7 +70,8 @@ pub fn parts(config: &Config) -> Result<Vec<SourcePart>, StartError> {
             Ok(table) => {
                 let database_name = table.database_name();
                 let reader = format!("source {:?}", settings.name);
-                if let Some(other) = tables.insert(table_key(&database_name, table.table()), reader) {
+                let key = table_key(&database_name, table.connection_settings(), table.table());
+                if let Some(other) = tables.insert(key, reader) {
                     wrong.push(format!(
                         "source {:?} reads table {} in {database_name}, which {other} reads: remove one of them, or set \
                          its table",
@@ -90,8 +91,8 @@ pub fn parts(config: &Config) -> Result<Vec<SourcePart>, StartError> {
 }
 
 /// Identifies a table: databases do not distinguish upper and lower case in the names of tables, or not everywhere.
-fn table_key(database: &str, table: &TableName) -> (String, String) {
-    (database.to_owned(), table.to_lowercase().to_string())
+fn table_key(database: &str, connection_settings: &str, table: &TableName) -> (String, String, String) {
+    (database.to_owned(), connection_settings.to_owned(), table.to_lowercase().to_string())
 }
 
 /// The table of a source. An error is a sentence with the name of the source, and without its password.
@@ -168,12 +169,14 @@ async fn check(shared: &Shared, name: Option<&str>) -> anyhow::Result<()> {
     }
 }
 
-/// Opens a source as a server does. What it finds, or what is wrong.
+/// Looks whether a server could read the source, and changes no row. What it finds, or what is wrong.
 pub async fn check_one(config: &Config, part: &SourcePart) -> Result<String, String> {
+    if !part.settings.enabled {
+        return Ok("disabled: the server does not read it".to_owned());
+    }
     let checked = async {
-        let outbox =
-            part.database.open(config.outbox.lease).await.map_err(|error| posthaste_hub::source_error(&error))?;
-        let pending = outbox.count_pending(PENDING_LIMIT).await.map_err(|error| error.chain())?;
+        let pending = part.database.count_pending(config.outbox.lease, PENDING_LIMIT).await;
+        let pending = pending.map_err(|error| posthaste_hub::source_error(&error))?;
         let more = if pending as usize >= PENDING_LIMIT { " or more" } else { "" };
         Ok(format!("{} table {}: {pending}{more} events wait", part.database_name, part.settings.table))
     };

@@ -11,7 +11,7 @@ use std::time::Duration;
 use posthaste_core::bus::Bus;
 use posthaste_core::hub_store::{Admission, ChannelStore, HubOutbox, HubStores, Ingested, Refusal};
 use posthaste_core::{Event, FaultKind, StoreError, lock};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 pub(crate) use sinks::Publisher;
 pub(crate) use table::TableChannels;
@@ -23,6 +23,8 @@ use crate::topics::TopicNames;
 
 /// How often a server looks which channels operators have paused at other servers.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
+/// How long one look into the database may take.
+pub(crate) const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The channels of all outbox tables: that of the hub, and those of the sources. A new event type gets a new channel.
 ///
@@ -46,13 +48,15 @@ struct Inner {
 
 #[derive(Default)]
 struct State {
-    /// The recorded channels, and whether an operator paused them.
-    recorded: HashMap<String, bool>,
+    /// The recorded channels, and since when this process knows that an operator paused them.
+    recorded: HashMap<String, Option<Instant>>,
     /// The tables that this process reads, that of the hub first.
     tables: Vec<TableChannels>,
 }
 
 const RELAY_PREFIX: &str = "channel:";
+/// The task that searches the hub's own table, in logs, metrics and readiness.
+pub(crate) const CHANNEL_DISCOVERY: &str = "channel-discovery";
 
 /// The name of a channel's relay in logs, metrics and readiness. The empty type stands for all types.
 pub(crate) fn relay_name(source: Option<&str>, event_type: &str) -> String {
@@ -61,6 +65,12 @@ pub(crate) fn relay_name(source: Option<&str>, event_type: &str) -> String {
         None => format!("{RELAY_PREFIX}{event_type}"),
         Some(source) => format!("{RELAY_PREFIX}{source}/{event_type}"),
     }
+}
+
+/// A database that does not answer must not stop the search for ever.
+async fn in_time<T>(asking: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    let late = |late| StoreError::new("look into the outbox", FaultKind::Transient, late);
+    timeout(LOOK_TIMEOUT, asking).await.map_err(late)?
 }
 
 /// Why an event type has no channel.
@@ -129,7 +139,7 @@ impl Channels {
         let table = self.add_table(self.0.outbox.clone(), None, outbox.batch_size, outbox.poll_interval);
         self.refresh().await?;
         let channels = self.clone();
-        self.0.relays.supervisor().spawn("channel-discovery", move || channels.clone().discover(table.clone()));
+        self.0.relays.supervisor().spawn(CHANNEL_DISCOVERY, move || channels.clone().discover(table.clone()));
         Ok(())
     }
 
@@ -213,14 +223,28 @@ impl Channels {
     fn remember(&self, event_type: &str) {
         let mut state = lock(&self.0.state);
         if !state.recorded.contains_key(event_type) {
-            state.recorded.insert(event_type.to_owned(), false);
+            state.recorded.insert(event_type.to_owned(), None);
         }
+    }
+
+    /// Notes whether a channel is paused. Returns whether it was before; `None` if the channel was not known.
+    fn note_pause(&self, event_type: &str, is_paused: bool) -> Option<bool> {
+        let mut state = lock(&self.0.state);
+        let before = state.recorded.get(event_type).copied();
+        let since = before.flatten().unwrap_or_else(Instant::now);
+        state.recorded.insert(event_type.to_owned(), is_paused.then_some(since));
+        before.map(|before| before.is_some())
+    }
+
+    /// True if the type has a channel.
+    fn is_recorded(&self, event_type: &str) -> bool {
+        lock(&self.0.state).recorded.contains_key(event_type)
     }
 
     /// Reads from the database which channels exist and which of them are paused. Opens those of the hub's own table.
     async fn refresh(&self) -> Result<(), StoreError> {
         for channel in self.0.store.load().await? {
-            let before = lock(&self.0.state).recorded.insert(channel.event_type.clone(), channel.is_paused);
+            let before = self.note_pause(&channel.event_type, channel.is_paused);
             if let Some(table) = self.own_table() {
                 table.open(&channel.event_type);
             }
@@ -237,7 +261,7 @@ impl Channels {
             return Ok(false);
         }
         tracing::info!(event_type, is_paused, "an operator paused or resumed a channel");
-        lock(&self.0.state).recorded.insert(event_type.to_owned(), is_paused);
+        self.note_pause(event_type, is_paused);
         self.apply_pause(event_type);
         Ok(true)
     }
@@ -250,8 +274,19 @@ impl Channels {
 
     /// True if events of this type wait: an operator paused the channel, or the configuration disables it.
     pub(crate) fn is_held(&self, event_type: &str) -> bool {
-        let is_paused = lock(&self.0.state).recorded.get(event_type).copied().unwrap_or(false);
-        is_paused || !self.0.settings.is_channel_enabled(event_type)
+        self.held_for(event_type).is_some()
+    }
+
+    /// For how long events of this type have been waiting because of that; `None` if they do not.
+    pub(super) fn held_for(&self, event_type: &str) -> Option<Duration> {
+        let paused = lock(&self.0.state).recorded.get(event_type).copied().flatten();
+        let disabled = (!self.0.settings.is_channel_enabled(event_type)).then_some(self.0.started);
+        Some(paused.into_iter().chain(disabled).min()?.elapsed())
+    }
+
+    /// True if events of this type are not published to the bus of the hub, or not in the same way.
+    pub(super) fn has_own_bus(&self, event_type: &str) -> bool {
+        self.0.own_buses.contains_key(event_type)
     }
 
     /// When the channel of this type may start to publish.
@@ -307,6 +342,31 @@ impl Channels {
         Ok(statuses)
     }
 
+    /// The relays of the hub's own table whose oldest event had been due for longer than this at the last search.
+    pub(crate) fn late_relays(&self, age: Duration) -> Vec<String> {
+        self.own_table().map(|table| table.late_relays(age)).unwrap_or_default()
+    }
+
+    /// For how long the oldest event of each recorded channel had been due at the last search of the hub's own table.
+    pub(crate) fn lags(&self) -> Vec<(String, Duration)> {
+        let lags = self.own_table().map(|table| table.lags()).unwrap_or_default();
+        lags.into_iter().filter(|(event_type, _)| self.is_recorded(event_type)).collect()
+    }
+
+    /// Changes with every search of the hub's own table; `None` if this process does not read it.
+    pub(crate) fn searches(&self) -> Option<u64> {
+        Some(self.own_table()?.searches())
+    }
+
+    /// The label of a relay in metrics. The relays of all sources that publish the same type share one, so that the number
+    /// of labels does not grow with the number of sources.
+    pub(crate) fn label(relay: &str) -> String {
+        match relay.strip_prefix(RELAY_PREFIX).and_then(|name| name.split_once('/')) {
+            Some((_, event_type)) => relay_name(None, event_type),
+            None => relay.to_owned(),
+        }
+    }
+
     /// True if a relay of this name belongs to a channel.
     pub(crate) fn is_relay(name: &str) -> bool {
         name.starts_with(RELAY_PREFIX)
@@ -323,19 +383,22 @@ impl Channels {
         let interval = self.0.settings.shortest_interval();
         let mut refreshed = Instant::now();
         loop {
-            if let Err(error) = table.search().await {
-                tracing::warn!(error = error.chain(), "failed to search the outbox for rows of other programs");
-            }
-            if refreshed.elapsed() >= REFRESH_INTERVAL {
-                if let Err(error) = self.refresh().await {
-                    tracing::warn!(error = error.chain(), "failed to read which channels are paused");
+            let look = async {
+                if let Err(error) = in_time(table.search()).await {
+                    tracing::warn!(error = error.chain(), "failed to search the outbox for rows of other programs");
                 }
-                refreshed = Instant::now();
-            }
+                if refreshed.elapsed() >= REFRESH_INTERVAL {
+                    if let Err(error) = in_time(self.refresh()).await {
+                        tracing::warn!(error = error.chain(), "failed to read which channels are paused");
+                    }
+                    refreshed = Instant::now();
+                }
+                sleep(interval).await;
+            };
             tokio::select! {
                 biased;
                 () = stopping.cancelled() => return,
-                () = sleep(interval) => {}
+                () = look => {}
             }
         }
     }

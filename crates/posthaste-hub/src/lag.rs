@@ -13,8 +13,8 @@ const ALWAYS: [&str; 4] = [EVENT_PROCESSOR, OUTBOX_PROCESSOR, DLT_INTAKE, DLT_RE
 impl Hub {
     /// Sets the gauge that shows for each relay how long its oldest due item has been waiting.
     pub async fn measure_lag(&self) -> Result<(), StoreError> {
-        let channels = self.stores.outbox.oldest_due_by_type().await?;
-        let channels = channels.into_iter().map(|(event_type, lag)| (relay_name(None, &event_type), lag));
+        let channels = self.channels.lags().into_iter();
+        let channels = channels.map(|(event_type, lag)| (relay_name(None, &event_type), lag));
         let mut lags: Vec<(String, Duration)> = channels.collect();
         self.sources.measure();
         lags.extend(self.stores.inspector.lag_of_groups().await?);

@@ -9,7 +9,7 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout};
 
 use crate::Hub;
-use crate::channels::{Channels, relay_name};
+use crate::channels::{CHANNEL_DISCOVERY, Channels};
 use crate::hub::{DLT_INTAKE, DLT_RETRY, EVENT_PROCESSOR, LONGEST_REQUEST, OUTBOX_PROCESSOR};
 use crate::roles::Role;
 use crate::settings::Settings;
@@ -21,13 +21,15 @@ const FRESH: Duration = Duration::from_secs(1);
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// A bus or a registry outside of the database that takes longer than this to answer is away. Probes do not wait long.
 const AWAY_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long the whole look for waiting work may take.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(15);
 const DATABASE: &str = "database";
 const BUS: &str = "bus";
 const REGISTRY: &str = "registry";
 /// The parts that are always shown, and the role that they belong to. Channels and sources are shown only if they fail.
 const PARTS: [(&str, Role); 6] = [
     ("ingest", Role::Ingest),
-    ("channel-discovery", Role::Channels),
+    (CHANNEL_DISCOVERY, Role::Channels),
     (EVENT_PROCESSOR, Role::Processor),
     (OUTBOX_PROCESSOR, Role::Delivery),
     (DLT_INTAKE, Role::Dlt),
@@ -125,7 +127,11 @@ impl Hub {
         let mut stalled = BTreeMap::new();
         let is_registry_away = matches!(registry, Some(PartStatus::Degraded(_)));
         parts.extend(registry.map(|status| (REGISTRY.to_owned(), status)));
-        match self.waiting().await {
+        let waiting = match timeout(LOOK_TIMEOUT, self.waiting()).await {
+            Ok(waiting) => waiting,
+            Err(late) => Err(Away::Database(StoreError::new("look for waiting work", FaultKind::Transient, late))),
+        };
+        match waiting {
             // Events are accepted and kept until the registry is back. Nothing that waits for it counts as stalled.
             Ok((_, lost)) if is_registry_away => {
                 state.stalls = StallDetector::default();
@@ -207,18 +213,13 @@ impl Hub {
         let stall_timeout = self.readiness.stall_timeout;
         let with_requests = stall_timeout + LONGEST_REQUEST;
         let (mut waiting, mut lost) = (Vec::new(), BTreeMap::new());
+        if let Some(searches) = self.channels.searches() {
+            let (part, work) = (CHANNEL_DISCOVERY.to_owned(), "rows of other programs".to_owned());
+            waiting.push(WaitingWork { part, work, progress: searches.to_string(), stall_timeout });
+        }
         // Other processes may have claimed the rows that are due, so only rows that are due for long count.
-        let oldest_due = match self.roles.has(Role::Channels) {
-            true => self.stores.outbox.oldest_due_by_type().await?,
-            false => Vec::new(),
-        };
-        let late = oldest_due.into_iter().filter(|(_, age)| *age > stall_timeout / 2);
-        // Events of a paused channel wait because an operator or the configuration says so.
-        let late = late.filter(|(event_type, _)| !self.channels.is_held(event_type));
-        let is_ordered = self.stores.outbox.is_ordered();
-        let relay_of = |event_type: &str| relay_name(None, if is_ordered { "" } else { event_type });
-        let mut due: BTreeSet<String> = late.map(|(event_type, _)| relay_of(&event_type)).collect();
-        due.extend(self.sources.late_relays(stall_timeout / 2, &self.channels));
+        let mut due: BTreeSet<String> = self.channels.late_relays(stall_timeout / 2).into_iter().collect();
+        due.extend(self.sources.late_relays(stall_timeout / 2));
         // Events that the bus did not accept are due later, but they still count as waiting work.
         due.extend(self.relays.held_back().into_keys().filter(|relay| Channels::is_relay(relay)));
         for part in due {

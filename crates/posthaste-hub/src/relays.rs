@@ -76,10 +76,10 @@ impl Relays {
     }
 
     /// Stops this relay and starts it again. Does nothing if no such relay runs here.
-    pub(crate) fn restart(&self, relay: &str) {
-        if let Some(running) = lock(&self.running).get(relay) {
-            running.restart.notify_one();
-        }
+    pub(crate) fn restart(&self, relay: &str) -> bool {
+        let running = lock(&self.running);
+        let found = running.get(relay);
+        found.inspect(|running| running.restart.notify_one()).is_some()
     }
 
     /// The progress of this relay.

@@ -135,10 +135,12 @@ impl Expiring {
         let counter = metrics::counter!(RETENTION_REMOVED, "kind" => self.kind);
         let mut removed = 0;
         loop {
-            if stopping.is_cancelled() {
-                return Ok(());
-            }
-            let batch = (self.remove_batch)().await?;
+            let batch = tokio::select! {
+                biased;
+                // A database that hangs must not delay the stop. What is not committed is rolled back.
+                () = stopping.cancelled() => return Ok(()),
+                batch = (self.remove_batch)() => batch?,
+            };
             counter.increment(batch);
             removed += batch;
             if batch == 0 {

@@ -37,13 +37,13 @@ pub enum SecretError {
     },
     #[error(
         "key file {path} is missing, and credentials in the database are sealed with it: restore it from a backup; if it is \
-         lost for good, make a new one with `openssl rand -hex 32 >{path} && chmod 600 {path}` and give every subscription \
+         lost for good, make a new one with `posthaste secrets generate >{path} && chmod 600 {path}` and give every subscription \
          its credentials again", path = .0.display()
     )]
     Missing(PathBuf),
     #[error(
         "key file {path} is missing, and all servers on this database need the same key: copy it from another server, or make \
-         one with `openssl rand -hex 32 >{path} && chmod 600 {path}`", path = .0.display()
+         one with `posthaste secrets generate >{path} && chmod 600 {path}`", path = .0.display()
     )]
     Unshared(PathBuf),
     #[error("key file {} can be used by other users (mode {mode:03o}): run `chmod 600 {}`", path.display(), path.display())]
@@ -63,14 +63,19 @@ impl Sealer {
     pub fn open(path: &Path) -> Result<Self, SecretError> {
         match Self::read(path) {
             Err(SecretError::Missing(_)) => {
-                let mut key = [0; KEY_LENGTH];
-                SystemRandom::new().fill(&mut key).map_err(|_| SecretError::Random)?;
-                let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+                let text = Self::new_key()?;
                 write_key(path, &text).map_err(|source| SecretError::KeyFile { path: path.to_owned(), source })?;
                 Self::read(path)
             }
             read => read,
         }
+    }
+
+    /// A new key, as a key file holds it.
+    pub fn new_key() -> Result<String, SecretError> {
+        let mut key = [0; KEY_LENGTH];
+        SystemRandom::new().fill(&mut key).map_err(|_| SecretError::Random)?;
+        Ok(key.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
     /// Reads the key from a file that only its owner can use.

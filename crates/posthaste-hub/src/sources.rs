@@ -12,15 +12,13 @@ use posthaste_core::outbox::OpenError;
 use posthaste_core::{Backoff, lock};
 use tokio::time::{sleep, timeout};
 
-use crate::channels::{Channels, TableChannels};
+use crate::channels::{Channels, LOOK_TIMEOUT, TableChannels};
 use crate::retention::Expiring;
 use crate::settings::{Settings, SourceSettings};
 
 /// The pauses between attempts to reach a source that is down.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
-/// How long one look at a source may take.
-const LOOK_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long an operator's list waits for the count of a source's pending events, and how far it counts.
 const COUNT_TIMEOUT: Duration = Duration::from_secs(2);
 const COUNT_LIMIT: usize = 10_000;
@@ -45,6 +43,8 @@ struct Source {
 
 #[derive(Default)]
 struct State {
+    /// True if this process reads it.
+    is_read: bool,
     is_up: bool,
     /// Why it is down.
     error: Option<String>,
@@ -67,6 +67,7 @@ impl Sources {
     /// Starts to read every source that is enabled.
     pub(crate) fn start(&self, channels: &Channels) {
         for source in self.0.iter().filter(|source| source.part.settings.enabled) {
+            lock(&source.state).is_read = true;
             let (source, channels) = (source.clone(), channels.clone());
             let supervisor = channels.relays().supervisor().clone();
             supervisor.spawn(task_name(&source.name), move || source.clone().run(channels.clone()));
@@ -80,21 +81,17 @@ impl Sources {
     }
 
     /// The relays whose oldest event has been due for longer than this, of the sources that are up.
-    pub(crate) fn late_relays(&self, age: Duration, channels: &Channels) -> Vec<String> {
-        let mut late = Vec::new();
-        for source in self.0.iter() {
-            let table = lock(&source.state).table.clone();
-            let Some(table) = table.filter(|_| lock(&source.state).is_up) else { continue };
-            let lags = table.lags().into_iter();
-            let waiting = lags.filter(|(event_type, lag)| *lag > age && !channels.is_held(event_type));
-            late.extend(waiting.map(|(event_type, _)| table.relay_name(&event_type)));
-        }
-        late
+    pub(crate) fn late_relays(&self, age: Duration) -> Vec<String> {
+        let up = |source: &Arc<Source>| {
+            let state = lock(&source.state);
+            state.table.clone().filter(|_| state.is_up)
+        };
+        self.0.iter().filter_map(up).flat_map(|table| table.late_relays(age)).collect()
     }
 
-    /// Sets the gauges of all sources.
+    /// Sets the gauges of the sources that this process reads.
     pub(crate) fn measure(&self) {
-        for source in self.0.iter().filter(|source| source.part.settings.enabled) {
+        for source in self.0.iter().filter(|source| lock(&source.state).is_read) {
             let is_up = lock(&source.state).is_up;
             let lag = source.lag().unwrap_or_default();
             metrics::gauge!(SOURCE_UP, "source" => source.name.to_string()).set(if is_up { 1.0 } else { 0.0 });
@@ -213,10 +210,19 @@ impl Source {
 
     async fn show(&self) -> SourceOut {
         let SourceSettings { name, table, mode, enabled, .. } = self.part.settings.clone();
-        let (is_up, last_error, opened) = {
+        let (is_read, mut is_up, mut last_error, opened) = {
             let state = lock(&self.state);
-            (state.is_up, state.error.clone(), state.table.clone())
+            (state.is_read, state.is_up, state.error.clone(), state.table.clone())
         };
+        if enabled && !is_read {
+            // Another server reads it. This one can only say whether it can be reached.
+            let checked = timeout(COUNT_TIMEOUT, self.part.database.check()).await;
+            last_error = match checked {
+                Ok(reached) => reached.err().map(|error| source_error(&error)),
+                Err(_) => Some("it did not answer in time".to_owned()),
+            };
+            is_up = last_error.is_none();
+        }
         let pending = match opened.filter(|_| is_up) {
             Some(opened) => {
                 timeout(COUNT_TIMEOUT, async { opened.outbox().count_pending(COUNT_LIMIT).await.map(Some) }).await

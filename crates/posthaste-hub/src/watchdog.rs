@@ -6,6 +6,7 @@ use posthaste_core::metric_names::{RELAY_RESTARTS, RELAY_STALLED};
 use tokio::time::{Instant, sleep};
 
 use crate::Hub;
+use crate::channels::Channels;
 
 /// How often the watchdog looks, at most and at least.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
@@ -39,9 +40,12 @@ async fn watch(hub: &Weak<Hub>) {
         for (relay, reason) in &hub.readiness().await.stalled {
             watchdog.stalled(relay);
             if watchdog.may_restart(relay, Instant::now(), stall_timeout) {
-                metrics::counter!(RELAY_RESTARTS, "relay" => relay.clone()).increment(1);
-                tracing::error!(relay, reason, "a relay makes no progress and is restarted");
-                hub.relays.restart(relay);
+                // A part that is not a relay restarts itself.
+                let is_restarted = hub.relays.restart(relay);
+                tracing::error!(relay, reason, is_restarted, "a relay makes no progress while work waits");
+                if is_restarted {
+                    metrics::counter!(RELAY_RESTARTS, "relay" => Channels::label(relay)).increment(1);
+                }
             }
         }
         watchdog.report();
@@ -77,9 +81,11 @@ impl Watchdog {
     /// Sets the gauge of each relay that is or was stalled.
     fn report(&mut self) {
         let now = std::mem::take(&mut self.now);
-        for relay in now.union(&self.before) {
-            let is_stalled = if now.contains(relay) { 1.0 } else { 0.0 };
-            metrics::gauge!(RELAY_STALLED, "relay" => relay.clone()).set(is_stalled);
+        let labels = |relays: &HashSet<String>| relays.iter().map(|relay| Channels::label(relay)).collect();
+        let (stalled, before): (HashSet<String>, HashSet<String>) = (labels(&now), labels(&self.before));
+        for label in stalled.union(&before) {
+            let is_stalled = if stalled.contains(label) { 1.0 } else { 0.0 };
+            metrics::gauge!(RELAY_STALLED, "relay" => label.clone()).set(is_stalled);
         }
         self.restarted.retain(|relay, _| now.contains(relay));
         self.before = now;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::hub_store::{HubOutbox, SourceDatabase};
-use posthaste_core::outbox::{Mode, OpenError, Pool, Reader, Store, Table, TableName};
+use posthaste_core::outbox::{Mode, OpenError, OperatorStore as _, Pool, Reader, Store, Table, TableName};
 use posthaste_core::{BoxError, FaultKind, StoreError, lock};
 use sqlx::mysql::{MySqlConnectOptions, MySqlPoolOptions};
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
@@ -107,6 +107,15 @@ impl SourceTable {
                 let file = std::fs::canonicalize(file).unwrap_or_else(|_| PathBuf::from(file));
                 format!("sqlite://{}", file.display())
             }
+        }
+    }
+
+    /// What else than its name distinguishes the table from others in the same database: the settings of the connection,
+    /// which may name the schema.
+    pub fn connection_settings(&self) -> &str {
+        match &self.options {
+            Options::Postgres(options) => options.get_options().unwrap_or_default(),
+            Options::MySql(_) | Options::Sqlite(_) => "",
         }
     }
 
@@ -257,6 +266,12 @@ impl<C: Connect> SourceDatabase for Connected<C> {
     async fn open(&self, lease: Duration) -> Result<Arc<dyn HubOutbox>, OpenError> {
         let store = self.connect().await?.open_existing(self.table.clone(), self.mode).await?;
         Ok(Arc::new(Table::open(store, Reader::Channels, lease).await?))
+    }
+
+    async fn count_pending(&self, lease: Duration, limit: usize) -> Result<u64, OpenError> {
+        let store = self.connect().await?.open_existing(self.table.clone(), self.mode).await?;
+        Table::check(&store, Reader::Channels, lease).await?;
+        Ok(store.count_pending(limit).await?)
     }
 
     async fn migrate(&self) -> Result<(), OpenError> {

@@ -191,6 +191,10 @@ impl OwnershipStore for FaultyStore {
         self.store.register(reader, lease).await
     }
 
+    async fn registered(&self) -> Result<Option<Registration>, StoreError> {
+        self.store.registered().await
+    }
+
     async fn acquire_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
         let fault = self.before().await?;
         let mut owned = self.store.acquire_ownership(owner, lease).await?;
@@ -410,6 +414,10 @@ impl OperatorStore for FaultyStore {
 
     async fn oldest_due(&self) -> Result<Option<Duration>, StoreError> {
         self.store.oldest_due().await
+    }
+
+    async fn oldest_unblocked(&self) -> Result<Option<Duration>, StoreError> {
+        self.store.oldest_unblocked().await
     }
 
     async fn oldest_due_by_type(&self) -> Result<Vec<(String, Duration)>, StoreError> {

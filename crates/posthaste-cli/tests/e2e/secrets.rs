@@ -110,3 +110,16 @@ async fn an_update_with_masked_values_keeps_the_stored_ones() {
     let new = server.api.post("/api/subscriptions", new.to_string()).await.unwrap();
     assert_eq!((new.status, new.json()["errors"].as_array().map(Vec::len)), (400, Some(2)), "{}", new.text);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_generated_key_can_be_used() {
+    let installation = Installation::new(&[("SECRETS__KEY_FILE", "own.key")]);
+    let generated = installation.command(&["secrets", "generate"]).output().expect("posthaste runs");
+    assert!(generated.status.success());
+    let key = installation.folder.path().join("own.key");
+    std::fs::write(&key, &generated.stdout).unwrap();
+    std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let server = installation.start().await;
+    subscribe(&server, "http://127.0.0.1:9/hook").await;
+    assert_eq!(std::fs::read(&key).unwrap(), generated.stdout, "the server keeps the key");
+}

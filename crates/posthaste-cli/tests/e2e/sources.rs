@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::process::{Command, Output};
 
 use posthaste_backend_tests::servers::{self, Cutter};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::process::{Backend, Installation, items, on_each_backend, until};
 use crate::subscriber::Subscriber;
@@ -114,6 +114,7 @@ async fn a_row_in_a_services_own_database_arrives_at_a_subscriber(backend: Backe
         assert!(found.contains(line), "{line}: {found}");
     }
     assert!(!found.contains("secret"), "{found}");
+    assert_eq!(psql(&shop, "SELECT count(*) FROM outbox_event_owner").trim(), "0", "a check records nothing");
 
     let server = installation.start().await;
     let subscriber = Subscriber::start().await;
@@ -281,6 +282,35 @@ async fn a_configuration_that_names_one_table_twice_is_refused() {
         assert!(code == 2 && words.iter().all(|word| found.contains(word)), "{code} {found}");
         assert!(!found.contains("secret"), "{found}");
     }
+}
+
+/// Services that share a database may have a schema each.
+#[tokio::test(flavor = "multi_thread")]
+async fn tables_of_different_schemas_are_different_tables() {
+    let installation = Installation::new(&[]);
+    let source = |name: &str| {
+        let url = format!("postgres://127.0.0.1:1/shop?options=-c%20search_path%3D{name}");
+        format!("[[sources]]\nname = '{name}'\nurl = '{url}'\n")
+    };
+    installation.write_config(&(source("one") + &source("two")));
+    let (code, found) = fails(&installation, &["sources", "check"]);
+    assert!(code == 3 && found.contains("2 of 2 sources cannot be read"), "{code} {found}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_reads_no_sources_says_whether_they_can_be_reached() {
+    let installation = Installation::new(&[]);
+    let file = installation.folder.path().join("crm.db");
+    sqlite3(file.to_str().unwrap(), "CREATE TABLE customer (id INTEGER)");
+    let source = |name: &str| format!("[[sources]]\nname = '{name}'\nurl = 'sqlite://{name}.db'\n");
+    installation.write_config(&(source("crm") + &source("away") + &source("old") + "enabled = false\n"));
+    let server = installation.start_roles("ingest,api").await;
+    let found = sources(&server.api).await;
+    assert_eq!((&found["crm"]["status"], &found["crm"]["lastError"]), (&json!("up"), &Value::Null), "{found:?}");
+    assert_eq!((&found["away"]["status"], &found["old"]["status"]), (&json!("down"), &json!("paused")), "{found:?}");
+    assert!(found["away"]["lastError"].as_str().unwrap().contains("does not exist"), "{found:?}");
+    let metrics = server.api.get("/metrics").await.unwrap().text;
+    assert!(!metrics.contains("posthaste_source_up"), "another server measures them: {metrics}");
 }
 
 /// Two servers read one source of each database. One of them is killed, the other one paused, while rows are written.

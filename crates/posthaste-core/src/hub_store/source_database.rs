@@ -17,6 +17,10 @@ pub trait SourceDatabase: Send + Sync + 'static {
     /// Connects, checks that the table is up to date, and opens it for channels.
     async fn open(&self, lease: Duration) -> Result<Arc<dyn HubOutbox>, OpenError>;
 
+    /// Connects, and fails as [`open`](Self::open) would. Changes no row. Returns how many rows are pending, counted up to
+    /// `limit`.
+    async fn count_pending(&self, lease: Duration, limit: usize) -> Result<u64, OpenError>;
+
     /// Connects, and creates the table or brings it up to date.
     async fn migrate(&self) -> Result<(), OpenError>;
 

@@ -46,8 +46,8 @@ pub use settings::{BadSetting, Settings, Unroutable};
 pub use source::OutboxSource;
 pub use store::{
     BlockedRows, ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadFilter, InTransaction, LOST_CLAIM_SCAN,
-    LeaseSet, LeaseStore, Notifier, OperatorStore, OutboxRow, Owner, OwnershipStore, Pool, Position, Purge,
-    SettleStore, SettledRows, Store, WriteStore, unblock_limit,
+    LeaseSet, LeaseStore, MAX_LISTED_TYPES, Notifier, OperatorStore, OutboxRow, Owner, OwnershipStore, Pool, Position,
+    Purge, SettleStore, SettledRows, Store, WriteStore, unblock_limit,
 };
 pub use table::Table;
 pub use table_name::{BadTableName, TableName};

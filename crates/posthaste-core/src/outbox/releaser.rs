@@ -84,6 +84,8 @@ async fn attempt<S: Store>(table: &Table<S>, cursor: &Cursor, leases: &Unrelease
         Unreleased::Events { ids, .. } => LeaseSet::Events { claim_ids: &claim_ids, ids },
         Unreleased::Claims(_) => LeaseSet::Claims { claim_ids: &claim_ids },
     };
+    // Claims wait for the releases of claims whose answers were lost, so these do not accumulate.
+    let _may_run = table.claim_permit().await;
     in_time(table, table.store().release(&leases)).await
 }
 

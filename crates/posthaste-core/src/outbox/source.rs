@@ -392,6 +392,7 @@ impl<S: Store> Source for OutboxSource<S> {
     async fn claim(&self, limit: usize) -> Result<Claim<OutboxItem>, StoreError> {
         let (table, cursor) = (&self.table, &*self.cursor);
         let mut scan = cursor.claiming.lock().await;
+        let _may_run = table.claim_permit().await;
         let began = Instant::now();
         let leases_rows = table.mode().leases_rows();
         let generation = match leases_rows {
@@ -459,6 +460,7 @@ impl<S: Store> Source for OutboxSource<S> {
             false => {
                 updates.sort_unstable_by_key(|update| update.seq);
                 let tokens: Vec<String> = tokens.into_iter().collect();
+                let _may_run = self.table.settle_permit().await;
                 in_time(&self.table, self.table.store().settle(&tokens, &updates)).await?
             }
         };

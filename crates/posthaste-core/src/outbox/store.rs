@@ -19,7 +19,7 @@ pub use claim::{
 };
 pub use lease::{LeaseSet, LeaseStore};
 pub use notify::Notifier;
-pub use operator::{DeadFilter, OperatorStore, OutboxRow, Purge};
+pub use operator::{DeadFilter, MAX_LISTED_TYPES, OperatorStore, OutboxRow, Purge};
 pub use ownership::{Owner, OwnershipStore};
 pub use settle::{SettleStore, SettledRows};
 pub use write::{InTransaction, WriteStore};

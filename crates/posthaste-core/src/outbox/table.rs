@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::cursor::Cursor;
 use super::ownership::Ownership;
@@ -11,6 +11,11 @@ use super::sweeper::Sweeper;
 use super::{Mode, OpenError, OutboxItem, OutboxSource, Owner, Reader, Store};
 use crate::event::next_id;
 use crate::{Event, FaultKind, HotQueue, StoreError, Wakeup, heartbeat, lock};
+
+/// How many claims and releases, and how many settlements, of all sources of a table run at once. The others wait without a
+/// timeout: a statement that waits for its connection must not count as one that the database does not answer, or a slow
+/// database with many channels would get a release for every claim, and become slower.
+const STATEMENTS_AT_ONCE: usize = 4;
 
 /// One outbox table, with the state of this process: its claims, its cursors and its wake-ups.
 pub struct Table<S: Store>(Arc<Shared<S>>);
@@ -25,6 +30,8 @@ struct Shared<S: Store> {
     /// In the modes that lease rows: only one claim of suspects may be in flight, because one of them may crash the
     /// process.
     suspects: Arc<Semaphore>,
+    claim_permits: Semaphore,
+    settle_permits: Semaphore,
     /// By event type; the dispatcher's one cursor has the empty name, which no event type can have.
     cursors: Mutex<HashMap<String, Arc<Cursor>>>,
     open_sources: AtomicUsize,
@@ -52,6 +59,14 @@ impl<S: Store> Table<S> {
         Ok(Self::new(store, Some(reader), lease))
     }
 
+    /// Fails as [`open`](Self::open) would, and records nothing.
+    pub async fn check(store: &S, reader: Reader, lease: Duration) -> Result<(), OpenError> {
+        match store.registered().await? {
+            Some(recorded) => recorded.check(store.table(), reader, store.mode(), lease),
+            None => Ok(()),
+        }
+    }
+
     /// For a process that only writes. Any kind of reader in any mode may read the table in other processes.
     pub fn for_writing(store: S) -> Self {
         Self::new(store, None, Duration::ZERO)
@@ -64,12 +79,24 @@ impl<S: Store> Table<S> {
             lease,
             ownership: Ownership::new(next_id(), lease),
             suspects: Arc::new(Semaphore::new(1)),
+            claim_permits: Semaphore::new(STATEMENTS_AT_ONCE),
+            settle_permits: Semaphore::new(STATEMENTS_AT_ONCE),
             cursors: Mutex::default(),
             open_sources: AtomicUsize::new(0),
             hot_queue: OnceLock::new(),
             sweeper: Sweeper::new(),
             notify_others: Wakeup::default(),
         }))
+    }
+
+    /// Waits until a claim or a release may run. Nothing closes the semaphore.
+    pub(super) async fn claim_permit(&self) -> Option<SemaphorePermit<'_>> {
+        self.0.claim_permits.acquire().await.ok()
+    }
+
+    /// Waits until a settlement may run.
+    pub(super) async fn settle_permit(&self) -> Option<SemaphorePermit<'_>> {
+        self.0.settle_permits.acquire().await.ok()
     }
 
     /// True if both are clones of the same table.
@@ -106,9 +133,19 @@ impl<S: Store> Table<S> {
         self.source(self.cursor_name(event_type))
     }
 
-    fn source(&self, name: &str) -> OutboxSource<S> {
+    /// A source of events of this type whose claims no other source of this process knows.
+    pub(crate) fn unshared_source(&self, event_type: &str) -> OutboxSource<S> {
+        self.count_source();
+        OutboxSource::new(self.clone(), Arc::new(Cursor::new(self.cursor_name(event_type), next_id())))
+    }
+
+    fn count_source(&self) {
         self.0.open_sources.fetch_add(1, Ordering::AcqRel);
         self.0.ownership.request();
+    }
+
+    fn source(&self, name: &str) -> OutboxSource<S> {
+        self.count_source();
         let cursor = lock(&self.0.cursors)
             .entry(name.to_owned())
             .or_insert_with(|| Arc::new(Cursor::new(name, next_id())))

@@ -38,7 +38,7 @@ struct Breaker {
 
 /// How much may be claimed.
 #[derive(Debug, PartialEq, Eq)]
-enum Permit {
+pub(super) enum Permit {
     All,
     One,
     /// Nothing for this time, or until a wake-up.
@@ -85,7 +85,7 @@ impl Gate {
         false
     }
 
-    fn permit(&self) -> Permit {
+    pub(super) fn permit(&self) -> Permit {
         let (mut state, now) = (lock(&self.state), Instant::now());
         if state.is_paused || state.is_table_down {
             return Permit::Wait(None);
@@ -103,8 +103,8 @@ impl Gate {
         }
     }
 
-    /// The probe found no event.
-    fn probed_nothing(&self) {
+    /// The probe found no event that it could publish.
+    pub(super) fn probed_nothing(&self) {
         if let Some(breaker) = &mut lock(&self.state).breaker {
             breaker.next_probe = Instant::now();
         }

@@ -1,19 +1,26 @@
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use posthaste_core::hub_store::HubOutbox;
+use posthaste_core::metric_names::{DISPATCH_DEAD, prefixed};
 use posthaste_core::outbox::OutboxItem;
 use posthaste_core::{OnStop, RelayOptions, RetryPolicy, Sink, StoreError, lock};
 use tokio::time::Instant;
 
 use super::gate::{Gate, Gated};
-use super::sinks::{AllTopicsSink, RefusingSink, TopicSink};
-use super::{ChannelError, Channels, relay_name};
+use super::sinks::{AllTopicsSink, TopicSink, refused};
+use super::{CHANNEL_DISCOVERY, Channels, relay_name};
 
 /// `search` finds rows of other programs with one query for all channels, and wakes their relays. A relay polls only in
 /// case a wake-up is lost. The interval is long, because a thousand idle channels must not use CPU.
 const POLL_INTERVAL: Duration = Duration::from_secs(15 * 60);
+
+/// What one channel may hold in memory. There may be hundreds of channels.
+const MAX_BYTES: usize = 16 * 1024 * 1024;
+/// How many event types without a channel one search handles together, and for how long.
+const NEW_TYPES: usize = 100;
+const NEW_TYPES_TIME: Duration = Duration::from_secs(1);
 
 /// The relays of one outbox table: one per event type, or one for all types if the table is ordered.
 #[derive(Clone)]
@@ -34,12 +41,14 @@ struct State {
     is_down: bool,
     /// The running relays by event type. The relay of an ordered table has the empty name.
     gates: HashMap<String, Arc<Gate>>,
-    /// Event types without a channel, whose rows become dead.
-    refused: HashSet<String>,
     /// When the channels with an interval of their own were woken last.
     woken: HashMap<String, Instant>,
     /// For how long the first due row of each type has been due.
     lags: Vec<(String, Duration)>,
+    /// Of an ordered table: for how long the oldest due row that waits for no other row has been due.
+    unblocked: Option<Duration>,
+    /// How many searches have ended.
+    searches: u64,
 }
 
 impl TableChannels {
@@ -74,7 +83,7 @@ impl TableChannels {
         gate.set_paused(inner.channels.is_held(event_type));
         let (outbox, channels) = (inner.outbox.clone(), inner.channels.clone());
         match event_type {
-            "" => self.run("", gate.clone(), AllTopicsSink { channels, gate, outbox }),
+            "" => self.run("", gate.clone(), AllTopicsSink::new(channels, gate, outbox)),
             event_type => {
                 let (publisher, event_type) = (channels.publisher(event_type), event_type.to_owned());
                 self.run(&event_type.clone(), gate.clone(), TopicSink { publisher, gate, outbox, event_type });
@@ -92,6 +101,7 @@ impl TableChannels {
             chunk: batch,
             batch,
             max_in_flight: 2 * batch,
+            max_bytes: MAX_BYTES,
             poll_interval: if event_type.is_empty() { inner.poll_interval } else { POLL_INTERVAL },
             retry: RetryPolicy::Exponential {
                 base: outbox.backoff_base,
@@ -128,27 +138,52 @@ impl TableChannels {
         let due: Vec<String> = lags.iter().map(|(event_type, _)| event_type.clone()).collect();
         lock(&self.0.state).lags = lags;
         if self.0.outbox.is_ordered() {
+            let unblocked = self.0.outbox.oldest_unblocked().await?;
+            lock(&self.0.state).unblocked = unblocked;
             // Its relay opens the channels.
             if !due.is_empty() {
                 self.wake("");
             }
-            return Ok(());
+        } else {
+            due.iter().filter(|event_type| self.is_wake_due(event_type)).for_each(|event_type| self.wake(event_type));
+            let new: Vec<String> = due.into_iter().filter(|event_type| !self.is_open(event_type)).collect();
+            self.add_types(new).await?;
         }
-        let is_new = |event_type: &&String| {
-            let state = lock(&self.0.state);
-            !state.gates.contains_key(*event_type) && !state.refused.contains(*event_type)
-        };
-        let new: Vec<String> = due.iter().filter(is_new).cloned().collect();
-        if !new.is_empty() {
-            let owned = self.0.channels.own(new.clone()).await?;
-            for (event_type, owned) in new.iter().zip(owned) {
+        lock(&self.0.state).searches += 1;
+        Ok(())
+    }
+
+    fn is_open(&self, event_type: &str) -> bool {
+        lock(&self.0.state).gates.contains_key(event_type)
+    }
+
+    /// Opens the channels of these types. The rows of a type that cannot have a channel become dead, with the reason:
+    /// operators see such rows and can replay them. Many bad types take several searches, so that they do not hold up
+    /// the others.
+    async fn add_types(&self, new: Vec<String>) -> Result<(), StoreError> {
+        let (started, mut dead, mut reason) = (Instant::now(), 0, None);
+        for types in new.chunks(NEW_TYPES) {
+            let owned = self.0.channels.own(types.to_vec()).await?;
+            for (event_type, owned) in types.iter().zip(owned) {
                 match owned {
                     Ok(()) => self.open(event_type),
-                    Err(error) => self.refuse(event_type, error),
+                    Err(error) => {
+                        dead += self.0.outbox.give_up(event_type, &refused(&error), self.0.batch_size).await?;
+                        reason.get_or_insert(error);
+                    }
                 }
             }
+            if started.elapsed() > NEW_TYPES_TIME {
+                break;
+            }
         }
-        due.iter().filter(|event_type| self.is_wake_due(event_type)).for_each(|event_type| self.wake(event_type));
+        if let Some(error) = reason.filter(|_| dead > 0) {
+            // These types have no relay that could count them.
+            let counter = prefixed(&RelayOptions::default().metrics_prefix, DISPATCH_DEAD);
+            metrics::counter!(counter, "relay" => CHANNEL_DISCOVERY).increment(dead as u64);
+            let source = self.0.source.as_deref();
+            tracing::error!(source, rows = dead, %error, "outbox rows became dead: their event types have no channel");
+        }
         Ok(())
     }
 
@@ -162,26 +197,6 @@ impl TableChannels {
         }
         state.woken.insert(event_type.to_owned(), now);
         true
-    }
-
-    /// Starts a relay that makes the rows of a refused type dead, with the reason. Operators see such rows and can
-    /// replay them.
-    fn refuse(&self, event_type: &str, error: ChannelError) {
-        let max_channels = self.0.channels.settings().bus.max_channels;
-        let mut state = lock(&self.0.state);
-        let (source, refused) = (self.0.source.as_deref(), state.refused.len());
-        if refused >= max_channels {
-            return tracing::error!(
-                source,
-                %error,
-                refused,
-                "rows of this event type stay pending, because too many types are refused: delete them, or raise bus.max_channels"
-            );
-        }
-        tracing::error!(source, %error, "event type refused: its outbox rows become dead");
-        state.refused.insert(event_type.to_owned());
-        drop(state);
-        self.run(event_type, Arc::new(Gate::new(false, Instant::now())), RefusingSink(error));
     }
 
     /// Pauses or resumes the relay of this type.
@@ -209,6 +224,26 @@ impl TableChannels {
     /// For how long the first due row of each type had been due at the last search.
     pub(crate) fn lags(&self) -> Vec<(String, Duration)> {
         lock(&self.0.state).lags.clone()
+    }
+
+    /// The relays whose oldest event had been due for longer than this at the last search.
+    pub(crate) fn late_relays(&self, age: Duration) -> Vec<String> {
+        let state = lock(&self.0.state);
+        if self.0.outbox.is_ordered() {
+            // Events behind a dead or paused one of their aggregate wait rightly.
+            let is_late = state.unblocked.is_some_and(|unblocked| unblocked > age);
+            return is_late.then(|| self.relay_name("")).into_iter().collect();
+        }
+        let (channels, lags) = (&self.0.channels, state.lags.iter());
+        let late = lags.filter(|(event_type, lag)| *lag > age && state.gates.contains_key(event_type));
+        // Events of a paused channel wait because an operator or the configuration says so.
+        let late = late.filter(|(event_type, _)| !channels.is_held(event_type));
+        late.map(|(event_type, _)| self.relay_name(event_type)).collect()
+    }
+
+    /// How many searches have ended.
+    pub(crate) fn searches(&self) -> u64 {
+        lock(&self.0.state).searches
     }
 
     /// Why the relay of this type does not publish, if its bus or registry is away.

@@ -2,7 +2,11 @@ use posthaste_api::EventIn;
 use posthaste_core::Event;
 use posthaste_hub::{Accepted, ChannelError, Hub};
 
-use crate::support::{Subscriber, execute, header, open, publish, start, subscribe, test_settings};
+use std::time::Duration;
+
+use crate::support::{
+    Subscriber, ask, assert_counted, execute, header, open, publish, start, subscribe, test_settings, until,
+};
 
 fn event(json: &str) -> Event {
     serde_json::from_str::<EventIn>(json).unwrap().validate().unwrap()
@@ -96,4 +100,53 @@ async fn the_limit_of_channels_also_holds_after_a_restart() {
     assert!(matches!(&results[0], Accepted::Refused(error) if *error == limit), "{results:?}");
     assert!(matches!(results[1], Accepted::Stored), "{results:?}");
     hub.stop().await;
+}
+
+/// A program that writes another type into every row must not stop the other programs.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_types_without_a_channel_become_dead_and_stop_no_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = test_settings();
+    settings.bus.max_channels = 2;
+    let hub = open(folder.path(), settings).await;
+    let subscriber = Subscriber::default();
+    subscribe(&hub, "zz", "all", &format!("http://{}/hook", subscriber.start().await), None).await;
+    publish(&hub, r#"{"eventType":"zz","sourceService":"s","payload":1}"#).await;
+    let many = "WITH RECURSIVE n (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < 500)
+                INSERT INTO outbox_event (event_type, payload) SELECT 'order-' || n, '1' FROM n";
+    execute(folder.path(), many).await;
+    execute(folder.path(), "INSERT INTO outbox_event (event_type, payload) VALUES ('zz', '2')").await;
+    subscriber.wait_for(2).await;
+    let dead = "SELECT count(*) FROM outbox_event WHERE status = 3 AND last_error LIKE '%limit of 2 channels%'";
+    until("all but one are dead", async || (ask::<i64>(folder.path(), dead).await == 499).then_some(())).await;
+    let readiness = hub.readiness().await;
+    assert!(readiness.is_ready() && !readiness.is_degraded(), "{readiness:?}");
+    assert_counted("posthaste_dispatch_dead_total{relay=\"channel-discovery\"}");
+    hub.stop().await;
+}
+
+/// Events behind a dead one of their aggregate wait for an operator. That is not a stall.
+#[tokio::test(flavor = "multi_thread")]
+async fn events_behind_a_dead_one_of_their_aggregate_do_not_make_a_server_unready() {
+    let mut settings = test_settings();
+    settings.outbox.ordered = true;
+    settings.outbox.lease = Duration::from_secs(1);
+    let world = start(settings).await;
+    let insert = "INSERT INTO outbox_event (event_type, payload, aggregate_type, aggregate_id, available_at) VALUES
+                  ('no topic!', '1', 'order', '1', '2026-01-01T00:00:00Z'),
+                  ('order.paid', '2', 'order', '1', '2026-01-01T00:00:00Z')";
+    world.execute(insert).await;
+    let dead = "SELECT count(*) FROM outbox_event WHERE status = 3";
+    until("the first is dead", async || (world.ask::<i64>(dead).await == 1).then_some(())).await;
+    let blocked = "SELECT count(*) FROM outbox_event WHERE status = 0 AND blocked = 1";
+    until("the second is blocked", async || (world.ask::<i64>(blocked).await == 1).then_some(())).await;
+    // Longer than any relay may make no progress.
+    let started = std::time::Instant::now();
+    until("some seconds have passed", async || {
+        let readiness = world.hub.readiness().await;
+        assert!(readiness.is_ready(), "{readiness:?}");
+        (started.elapsed() > Duration::from_secs(4)).then_some(())
+    })
+    .await;
+    world.hub.stop().await;
 }

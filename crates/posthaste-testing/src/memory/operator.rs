@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use posthaste_core::StoreError;
-use posthaste_core::outbox::{DeadFilter, OperatorStore, OutboxRow, OutboxStatus, Purge};
+use posthaste_core::outbox::{DeadFilter, DeadHead, Mode, OperatorStore, OutboxRow, OutboxStatus, Purge, Store};
 
 use super::table::{MemoryTable, Row};
 use super::{MemoryOutbox, in_micros};
@@ -69,6 +69,20 @@ impl OperatorStore for MemoryOutbox {
         let (mut state, now) = self.statement("look for the oldest event of")?;
         let oldest = state.table(&self.table).pending.first().filter(|at| at.due <= now);
         Ok(oldest.map(|at| Duration::from_micros((now - at.due) as u64)))
+    }
+
+    async fn oldest_unblocked(&self) -> Result<Option<Duration>, StoreError> {
+        let (mut state, now) = self.statement("look for the oldest event of")?;
+        let table = state.table(&self.table);
+        let skips_dead = self.mode() == Mode::Ordered(DeadHead::Skip);
+        let is_unfinished = |row: &Row| !skips_dead || row.status != OutboxStatus::Dead;
+        let is_unblocked = |row: &&Row| {
+            let of_key = row.key.as_ref().and_then(|key| table.by_key.get(key));
+            let mut before = of_key.into_iter().flatten().take_while(|seq| **seq < row.seq);
+            !before.any(|seq| table.row(*seq).is_some_and(is_unfinished))
+        };
+        let due = table.pending.iter().take_while(|at| at.due <= now).filter_map(|at| table.row(at.seq));
+        Ok(due.filter(is_unblocked).map(|row| Duration::from_micros((now - row.available_at) as u64)).next())
     }
 
     async fn oldest_due_by_type(&self) -> Result<Vec<(String, Duration)>, StoreError> {

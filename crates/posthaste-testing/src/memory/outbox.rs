@@ -64,6 +64,11 @@ impl OwnershipStore for MemoryOutbox {
         Ok(recorded.clone())
     }
 
+    async fn registered(&self) -> Result<Option<Registration>, StoreError> {
+        let (mut state, _) = self.statement("look who reads")?;
+        Ok(state.table(&self.table).registration.clone())
+    }
+
     async fn acquire_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
         let (mut state, now) = self.statement("acquire the ownership of")?;
         Ok(state.table(&self.table).acquire_ownership(owner, in_micros(lease), now))

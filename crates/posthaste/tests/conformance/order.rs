@@ -85,6 +85,8 @@ async fn a_dead_head_blocks_its_key_or_is_skipped<H: Database>(db: H) {
         let head = claim(&node, 1).await;
         assert!(claim(&node, 10).await.is_empty());
         settle(&node, &head[0], Disposition::Dead(failure())).await;
+        assert!(store.oldest_due().await.unwrap().is_some());
+        assert_eq!(store.oldest_unblocked().await.unwrap().is_some(), !next.is_empty());
         assert_eq!(claimed_ids(&claim(&node, 10).await), next);
         if dead_head == DeadHead::Skip {
             continue;

@@ -6,6 +6,10 @@ use chrono::{DateTime, Utc};
 use crate::outbox::OutboxStatus;
 use crate::{Event, StoreError};
 
+/// How many event types [`OperatorStore::oldest_due_by_type`] lists at most. A program that writes another type into every
+/// row must not make the list as long as the table.
+pub const MAX_LISTED_TYPES: usize = 20_000;
+
 /// Operator queries and maintenance of an outbox table.
 ///
 /// # Laws
@@ -42,8 +46,12 @@ pub trait OperatorStore {
     /// The age of the oldest pending row that is due, by its `available_at`; `None` if no row is due.
     async fn oldest_due(&self) -> Result<Option<Duration>, StoreError>;
 
-    /// The same for each event type with due rows.
+    /// The same for each event type with due rows, for at most [`MAX_LISTED_TYPES`] types.
     async fn oldest_due_by_type(&self) -> Result<Vec<(String, Duration)>, StoreError>;
+
+    /// Ordered mode: the age of the oldest due row that is not blocked; `None` if there is none. Rows that wait for
+    /// another row of their key do not count.
+    async fn oldest_unblocked(&self) -> Result<Option<Duration>, StoreError>;
 }
 
 /// Selects DEAD rows. A field that is `None` matches every row.

@@ -13,6 +13,9 @@ pub trait OwnershipStore {
     /// Nothing else that is recorded ever changes, so processes that start at the same time get the same result.
     async fn register(&self, reader: Reader, lease: Duration) -> Result<Registration, StoreError>;
 
+    /// What is recorded; `None` if no reader has been registered.
+    async fn registered(&self) -> Result<Option<Registration>, StoreError>;
+
     /// Single node: makes `owner` the owner for one lease from now, if it is the owner already, or there is none, or
     /// the lease of the other owner has ended. The generation rises with every change of owner.
     ///

@@ -5,8 +5,8 @@ use async_trait::async_trait;
 use chrono::{DateTime, NaiveDateTime};
 use posthaste_core::StoreError;
 use posthaste_core::outbox::{
-    BlockedRows, Candidate, ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadHead, Mode, Position, Selection,
-    select,
+    BlockedRows, Candidate, ClaimRequest, ClaimStore, ClaimedRow, ClaimedRows, DeadHead, MAX_LISTED_TYPES, Mode,
+    Position, Selection, select,
 };
 use sqlx::mysql::{MySqlArguments, MySqlRow};
 use sqlx::query::Query;
@@ -435,7 +435,7 @@ impl OutboxStore {
                     types.push((after.clone(), span(age)));
                 }
             }
-            if (rows.len() as i64) < TYPES {
+            if (rows.len() as i64) < TYPES || types.len() >= MAX_LISTED_TYPES {
                 return Ok(types);
             }
         }

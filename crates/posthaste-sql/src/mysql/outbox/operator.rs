@@ -101,6 +101,11 @@ const OLDEST_DUE: &str = "SELECT TIMESTAMPDIFF(MICROSECOND, available_at, {now})
      FROM {table} FORCE INDEX ({table}_pending)
      WHERE pending = 1 AND available_at <= {now} ORDER BY available_at, seq LIMIT 1";
 
+/// The same, of an ordered table, for rows that wait for no other row.
+pub(super) const OLDEST_UNBLOCKED: &str = "SELECT TIMESTAMPDIFF(MICROSECOND, available_at, {now})
+     FROM {table} FORCE INDEX ({table}_ready)
+     WHERE ready = 1 AND available_at <= {now} ORDER BY available_at, seq LIMIT 1";
+
 #[async_trait]
 impl OperatorStore for OutboxStore {
     async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
@@ -204,13 +209,11 @@ impl OperatorStore for OutboxStore {
     }
 
     async fn oldest_due(&self) -> Result<Option<Duration>, StoreError> {
-        let look = async {
-            let mut connection = self.connection().await?;
-            let row = sqlx::query(self.sql(OLDEST_DUE)).fetch_optional(&mut *connection).await?;
-            connection.finish();
-            Ok(row.map(|row| row.try_get(0).map(span)).transpose()?)
-        };
-        doing("look at the head of the outbox", look).await
+        self.age_of_first(OLDEST_DUE).await
+    }
+
+    async fn oldest_unblocked(&self) -> Result<Option<Duration>, StoreError> {
+        self.age_of_first(OLDEST_UNBLOCKED).await
     }
 
     async fn oldest_due_by_type(&self) -> Result<Vec<(String, Duration)>, StoreError> {
@@ -225,6 +228,16 @@ impl OperatorStore for OutboxStore {
 }
 
 impl OutboxStore {
+    async fn age_of_first(&self, sql: &'static str) -> Result<Option<Duration>, StoreError> {
+        let look = async {
+            let mut connection = self.connection().await?;
+            let row = sqlx::query(self.sql(sql)).fetch_optional(&mut *connection).await?;
+            connection.finish();
+            Ok(row.map(|row| row.try_get(0).map(span)).transpose()?)
+        };
+        doing("look at the head of the outbox", look).await
+    }
+
     /// Deletes rows that this transaction has locked.
     async fn delete(
         &self,

@@ -127,6 +127,8 @@ async fn a_claim_reads_its_index_in_order() {
                 assert_searches(&found, "outbox_event", index);
             }
         }
+        let unblocked = plan(&mut connection, Mode::ORDERED, operator::OLDEST_UNBLOCKED, &[]).await;
+        assert_searches(&unblocked, "outbox_event", "outbox_event_ready");
         let types = plan(&mut connection, Mode::MultiNode, claim::PENDING_TYPES, &["''", "500"]).await;
         for table in ["outbox_event", "later", "due"] {
             assert_searches(&types, table, "outbox_event_pending_of_type");

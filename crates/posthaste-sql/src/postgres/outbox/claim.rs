@@ -44,7 +44,7 @@ pub(super) const PENDING_TYPES: &str = "WITH RECURSIVE first AS (
          ) AS next
      )
      SELECT event_type, (extract(epoch FROM {now} - available_at) * 1000000)::bigint
-     FROM first WHERE available_at <= {now}";
+     FROM first WHERE available_at <= {now} LIMIT 20000";
 
 /// Reads due rows, and returns them in no order, for claims in memory. Binds: the rows to leave out, the limit, the
 /// position after which to begin (time and number), the minimum age of a row in microseconds, the event type.

@@ -84,6 +84,10 @@ pub(super) fn purge(purge: Purge) -> String {
 pub(super) const OLDEST_DUE: &str = "SELECT (extract(epoch FROM {now} - available_at) * 1000000)::bigint FROM {table}
      WHERE status IN (0, 2) AND available_at <= {now} ORDER BY available_at, seq LIMIT 1";
 
+/// The same, of an ordered table, for rows that wait for no other row.
+pub(super) const OLDEST_UNBLOCKED: &str = "SELECT (extract(epoch FROM {now} - available_at) * 1000000)::bigint
+     FROM {table} WHERE status IN (0, 2) AND NOT blocked AND available_at <= {now} ORDER BY available_at, seq LIMIT 1";
+
 #[async_trait]
 impl OperatorStore for OutboxStore {
     async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
@@ -163,13 +167,11 @@ impl OperatorStore for OutboxStore {
     }
 
     async fn oldest_due(&self) -> Result<Option<Duration>, StoreError> {
-        let look = async {
-            let mut scan = begin(&self.pool, Some(SCAN)).await?;
-            let row = sqlx::query(self.sql(OLDEST_DUE)).fetch_optional(&mut *scan).await?;
-            scan.commit().await?;
-            Ok(row.map(|row| row.try_get(0).map(span)).transpose()?)
-        };
-        doing("look at the head of the outbox", look).await
+        self.age_of_first(OLDEST_DUE).await
+    }
+
+    async fn oldest_unblocked(&self) -> Result<Option<Duration>, StoreError> {
+        self.age_of_first(OLDEST_UNBLOCKED).await
     }
 
     async fn oldest_due_by_type(&self) -> Result<Vec<(String, Duration)>, StoreError> {
@@ -178,6 +180,18 @@ impl OperatorStore for OutboxStore {
             let rows: Vec<(String, i64)> = sqlx::query_as(self.sql(PENDING_TYPES)).fetch_all(&mut *scan).await?;
             scan.commit().await?;
             Ok(rows.into_iter().map(|(event_type, age)| (event_type, span(age))).collect())
+        };
+        doing("look at the head of the outbox", look).await
+    }
+}
+
+impl OutboxStore {
+    async fn age_of_first(&self, sql: &'static str) -> Result<Option<Duration>, StoreError> {
+        let look = async {
+            let mut scan = begin(&self.pool, Some(SCAN)).await?;
+            let row = sqlx::query(self.sql(sql)).fetch_optional(&mut *scan).await?;
+            scan.commit().await?;
+            Ok(row.map(|row| row.try_get(0).map(span)).transpose()?)
         };
         doing("look at the head of the outbox", look).await
     }

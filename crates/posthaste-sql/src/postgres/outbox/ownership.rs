@@ -48,6 +48,15 @@ impl OwnershipStore for OutboxStore {
         doing("open the outbox", register).await
     }
 
+    async fn registered(&self) -> Result<Option<Registration>, StoreError> {
+        let look = async {
+            let registered: Option<(String, String, Option<i64>, Option<String>)> =
+                sqlx::query_as(self.sql(REGISTERED)).fetch_optional(&self.pool).await?;
+            Ok(registered.map(Registration::from))
+        };
+        doing("look who reads the outbox", look).await
+    }
+
     async fn acquire_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
         let acquire = async {
             let mut work = self.renewals.begin(CHANGE).await?;

@@ -182,6 +182,10 @@ async fn the_next_due_row_and_the_pending_types_are_found_by_their_index(connect
         assert!(plan.contains("Scan using outbox_event_pending on outbox_event") && !plan.contains("Sort"), "{plan}");
         assert_no_scan(&plan);
     }
+    for plan in plans(connection, BLOCK, operator::OLDEST_UNBLOCKED, "").await {
+        assert!(plan.contains("Scan using outbox_event_ready on outbox_event") && !plan.contains("Sort"), "{plan}");
+        assert_no_scan(&plan);
+    }
     for plan in plans(connection, Mode::SingleNode, operator::COUNT_PENDING, "(10000)").await {
         assert!(plan.contains("Scan using outbox_event_pending on outbox_event") && !plan.contains("Sort"), "{plan}");
         assert_no_scan(&plan);

@@ -34,7 +34,7 @@ pub(super) const PENDING_TYPES: &str = "WITH RECURSIVE kind (event_type) AS (
      SELECT typeof(event_type) = 'text', CAST(event_type AS BLOB), {now_ms} - (
          SELECT due FROM {table} INDEXED BY {table}_pending_of_type
          WHERE status IN (0, 2) AND event_type = kind.event_type ORDER BY due LIMIT 1)
-     FROM kind WHERE event_type IS NOT NULL";
+     FROM kind WHERE event_type IS NOT NULL LIMIT 20000";
 
 /// Reads due rows, in the order of delivery, for claims in memory. Binds: see [`due_rows`].
 pub(super) fn pending(of_one_type: bool) -> String {

@@ -96,6 +96,10 @@ pub(super) fn deletable(purge: Purge) -> &'static str {
 pub(super) const OLDEST_DUE: &str = "SELECT {now_ms} - due FROM {table} INDEXED BY {table}_pending
      WHERE status IN (0, 2) AND due <= {now_ms} ORDER BY due, seq LIMIT 1";
 
+/// The same, of an ordered table, for rows that wait for no other row.
+pub(super) const OLDEST_UNBLOCKED: &str = "SELECT {now_ms} - due FROM {table} INDEXED BY {table}_ready
+     WHERE status IN (0, 2) AND blocked = 0 AND due <= {now_ms} ORDER BY due, seq LIMIT 1";
+
 #[async_trait]
 impl OperatorStore for OutboxStore {
     async fn find(&self, event_id: &str) -> Result<Option<OutboxRow>, StoreError> {
@@ -189,11 +193,11 @@ impl OperatorStore for OutboxStore {
     }
 
     async fn oldest_due(&self) -> Result<Option<Duration>, StoreError> {
-        let look = async {
-            let row = sqlx::query(self.sql(OLDEST_DUE)).fetch_optional(self.0.database.operators()).await?;
-            row.map(|row| row.try_get(0).map(span)).transpose()
-        };
-        doing("look at the head of the outbox", look).await
+        self.age_of_first(OLDEST_DUE).await
+    }
+
+    async fn oldest_unblocked(&self) -> Result<Option<Duration>, StoreError> {
+        self.age_of_first(OLDEST_UNBLOCKED).await
     }
 
     async fn oldest_due_by_type(&self) -> Result<Vec<(String, Duration)>, StoreError> {
@@ -203,6 +207,14 @@ impl OperatorStore for OutboxStore {
 }
 
 impl OutboxStore {
+    async fn age_of_first(&self, sql: &'static str) -> Result<Option<Duration>, StoreError> {
+        let look = async {
+            let row = sqlx::query(self.sql(sql)).fetch_optional(self.0.database.operators()).await?;
+            row.map(|row| row.try_get(0).map(span)).transpose()
+        };
+        doing("look at the head of the outbox", look).await
+    }
+
     /// Deletes rows, and unblocks the first rows after them.
     async fn delete(&self, connection: &mut SqliteConnection, rows: &[i64]) -> Result<(), sqlx::Error> {
         if rows.is_empty() {

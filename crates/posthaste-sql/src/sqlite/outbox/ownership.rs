@@ -7,6 +7,7 @@ use sqlx::Row;
 
 use super::OutboxStore;
 use crate::sqlite::clock::{millis, span};
+use crate::sqlite::errors::doing;
 
 /// The first process registers all of its settings. A later process adds those that are missing. Binds: the reader, the
 /// mode, the lease in milliseconds, the rule for events after a dead one.
@@ -67,6 +68,15 @@ impl OwnershipStore for OutboxStore {
             })
         });
         write.await
+    }
+
+    async fn registered(&self) -> Result<Option<Registration>, StoreError> {
+        let look = async {
+            let registered: Option<(String, String, Option<i64>, Option<String>)> =
+                sqlx::query_as(self.sql(REGISTERED)).fetch_optional(self.0.database.operators()).await?;
+            Ok(registered.map(Registration::from))
+        };
+        doing("look who reads the outbox", look).await
     }
 
     async fn acquire_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {

@@ -153,6 +153,8 @@ async fn operator_queries_use_an_index() {
     assert!(find.contains("(event_id=?)"), "{find}");
     let oldest = plan(&database, operator::OLDEST_DUE, mode).await;
     assert!(oldest.contains("outbox_event_pending (due<?)"), "{oldest}");
+    let unblocked = plan(&database, operator::OLDEST_UNBLOCKED, Mode::ORDERED).await;
+    assert!(unblocked.contains("outbox_event_ready (due<?)"), "{unblocked}");
     let pending = plan(&database, operator::COUNT_PENDING, mode).await;
     assert!(pending.contains("outbox_event_pending") && !pending.contains("TEMP B-TREE"), "{pending}");
     database.close().await;

@@ -120,6 +120,11 @@ impl<S: Store> OwnershipStore for Watched<S> {
         self.store.register(reader, lease).await
     }
 
+    async fn registered(&self) -> Result<Option<Registration>, StoreError> {
+        self.call_log.note("registered", 0)?;
+        self.store.registered().await
+    }
+
     async fn acquire_ownership(&self, owner: &str, lease: Duration) -> Result<Owner, StoreError> {
         self.call_log.note("acquire_ownership", 0)?;
         self.store.acquire_ownership(owner, lease).await
@@ -273,6 +278,11 @@ impl<S: Store> OperatorStore for Watched<S> {
     async fn oldest_due(&self) -> Result<Option<Duration>, StoreError> {
         self.call_log.note("oldest_due", 0)?;
         self.store.oldest_due().await
+    }
+
+    async fn oldest_unblocked(&self) -> Result<Option<Duration>, StoreError> {
+        self.call_log.note("oldest_unblocked", 0)?;
+        self.store.oldest_unblocked().await
     }
 
     async fn oldest_due_by_type(&self) -> Result<Vec<(String, Duration)>, StoreError> {
