@@ -1,5 +1,6 @@
 //! The bus on a real Kafka, beyond the laws that every bus keeps.
 
+mod batches;
 mod fatal_errors;
 mod inspect;
 mod support;
