@@ -10,10 +10,19 @@ const MAX_IDS: usize = 10_000;
 /// An id is remembered for at least this long. Records that wait for it are decoded again much sooner.
 const MEMORY: Duration = Duration::from_secs(600);
 
+/// How often old ids are looked for.
+const CLEAN_INTERVAL: Duration = Duration::from_secs(1);
+
 /// The ids that a registry does not know, and since when.
 #[derive(Default)]
 pub(super) struct UnknownIds {
-    since: Mutex<HashMap<i32, Instant>>,
+    ids: Mutex<Ids>,
+}
+
+#[derive(Default)]
+struct Ids {
+    since: HashMap<i32, Instant>,
+    cleaned_at: Option<Instant>,
 }
 
 impl UnknownIds {
@@ -22,14 +31,23 @@ impl UnknownIds {
     /// If too many ids are unknown, a further one counts as unknown for good. To forget others instead would give them
     /// the full time again, and the records that wait for them would wait for ever.
     pub(super) fn may_be_learnt(&self, id: i32, replica_lag: Duration, now: Instant) -> bool {
-        let mut ids = lock(&self.since);
-        if !ids.contains_key(&id) && ids.len() >= MAX_IDS {
-            ids.retain(|_, since| now.duration_since(*since) < replica_lag.max(MEMORY));
-            if ids.len() >= MAX_IDS {
+        let mut ids = lock(&self.ids);
+        if !ids.since.contains_key(&id) && ids.since.len() >= MAX_IDS {
+            ids.forget_old(replica_lag, now);
+            if ids.since.len() >= MAX_IDS {
                 return false;
             }
         }
-        now.duration_since(*ids.entry(id).or_insert(now)) < replica_lag
+        now.duration_since(*ids.since.entry(id).or_insert(now)) < replica_lag
+    }
+}
+
+impl Ids {
+    fn forget_old(&mut self, replica_lag: Duration, now: Instant) {
+        if self.cleaned_at.is_none_or(|at| now.duration_since(at) >= CLEAN_INTERVAL) {
+            self.since.retain(|_, since| now.duration_since(*since) < replica_lag.max(MEMORY));
+            self.cleaned_at = Some(now);
+        }
     }
 }
 
@@ -47,7 +65,7 @@ mod tests {
         assert!(ids.may_be_learnt(0, LAG, start + LAG / 2));
         (1..IDS).for_each(|id| _ = ids.may_be_learnt(id, LAG, start));
         assert!((0..IDS).all(|id| !ids.may_be_learnt(id, LAG, start + LAG)), "an id has to wait again");
-        assert!(lock(&ids.since).len() <= MAX_IDS);
+        assert!(lock(&ids.ids).since.len() <= MAX_IDS);
         assert!(ids.may_be_learnt(IDS, LAG, start + MEMORY), "old ids are forgotten");
     }
 }
