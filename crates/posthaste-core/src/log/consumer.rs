@@ -221,7 +221,8 @@ impl<S: LogStore> GroupConsumer<S> {
     /// Adds acks to the progress. Returns true if a paused partition may be read again.
     fn remember(&self, advances: &[Advance]) -> bool {
         let mut assignment = lock(&self.assignment);
-        advances.iter().fold(false, |may_read, advance| assignment.recorded(advance.clone()) || may_read)
+        let read_again = advances.iter().filter(|advance| assignment.recorded(Advance::clone(advance)));
+        read_again.count() > 0
     }
 
     async fn record(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
