@@ -7,7 +7,7 @@ use posthaste_core::bus::{Advance, Bus, Consumer, Poison, Position, PublishError
 use posthaste_core::log::{
     AppendNotifier, Leased, Leases, Log, LogOptions, LogStore, Look, Member, NewRecord, Newest, StoredRecord, share,
 };
-use posthaste_core::{Progress, StoreError, lock};
+use posthaste_core::{FaultKind, Progress, StoreError, lock};
 use tokio::time::Instant;
 
 /// The built-in bus in memory. Clones share one log.
@@ -28,6 +28,10 @@ struct Tables {
     members: BTreeMap<(String, String), Instant>,
     appended: i64,
     quarantined: Vec<(String, Poison)>,
+    /// How many answers to acks get lost, although the acks are recorded.
+    lost_answers: usize,
+    /// The quarantine is out of reach.
+    is_quarantine_away: bool,
 }
 
 struct Partition {
@@ -78,6 +82,16 @@ impl MemoryBus {
         lock(&self.tables).quarantined.clone()
     }
 
+    /// The next ack is recorded, and its answer is lost.
+    pub fn lose_next_answer(&self) {
+        lock(&self.tables).lost_answers += 1;
+    }
+
+    /// From now on the quarantine is out of reach, or is not.
+    pub fn set_quarantine_away(&self, is_away: bool) {
+        lock(&self.tables).is_quarantine_away = is_away;
+    }
+
     /// Moves a group to the earliest record in all partitions of a topic.
     pub fn reset(&self, group: &str, topic: &str) {
         let mut tables = lock(&self.tables);
@@ -115,6 +129,9 @@ impl Quarantine for MemoryBus {
     async fn quarantine(&self, group: &str, poison: &[Poison]) -> Result<(), StoreError> {
         let place = |position: &Position| (Arc::clone(&position.topic), position.partition, position.offset);
         let mut tables = lock(&self.tables);
+        if tables.is_quarantine_away {
+            return Err(away("quarantine records"));
+        }
         for poison in poison {
             let request = place(&poison.record.position);
             let known = |(by, kept): &(String, Poison)| by == group && place(&kept.record.position) == request;
@@ -124,6 +141,10 @@ impl Quarantine for MemoryBus {
         }
         Ok(())
     }
+}
+
+fn away(doing: &str) -> StoreError {
+    StoreError::new(doing, FaultKind::Transient, std::io::Error::other("away"))
 }
 
 impl Tables {
@@ -264,14 +285,22 @@ impl LogStore for MemoryLog {
         let mut recorded = Vec::new();
         for Advance { partition_id, generation, progress } in advances {
             let group = tables.groups.get_mut(&(member.group.clone(), *partition_id));
-            let is_owned =
-                |group: &&mut Group| group.owner.as_deref() == Some(&member.owner) && group.generation == *generation;
+            let is_owned = |group: &&mut Group| {
+                let is_behind = progress.watermark() < group.progress.watermark();
+                group.owner.as_deref() == Some(&member.owner) && group.generation == *generation && !is_behind
+            };
             if let Some(group) = group.filter(is_owned) {
                 group.progress = progress.clone();
                 recorded.push(*partition_id);
             }
         }
-        Ok(recorded)
+        match tables.lost_answers.checked_sub(1) {
+            Some(left) => {
+                tables.lost_answers = left;
+                Err(away("record acks"))
+            }
+            None => Ok(recorded),
+        }
     }
 
     async fn release(&self, member: &Member, partitions: &[i64]) -> Result<(), StoreError> {

@@ -327,3 +327,23 @@ async fn a_record_that_another_consumer_has_becomes_no_dead_letter() {
     assert_eq!(paused.settle(&[settlement(&claimed[1])]).await.unwrap(), [Settled::LostLease]);
     assert_eq!(bus.records("dead").len(), 1, "the other process has the record");
 }
+
+#[tokio::test(start_paused = true)]
+async fn unreadable_records_in_memory_are_limited_while_the_quarantine_is_away() {
+    const UNREADABLE: usize = 500;
+    let bus = MemoryBus::new(1, Duration::from_secs(30));
+    publish(&bus, &[&[0xff, 0xfe][..]; UNREADABLE]).await;
+    publish(&bus, &[b"good"]).await;
+    let source = source(&bus, 0, Arc::default()).await;
+    bus.set_quarantine_away(true);
+    for _ in 0..100 {
+        assert!(source.claim(50).await.unwrap().items.is_empty(), "the good record is behind too many others");
+    }
+    bus.set_quarantine_away(false);
+    let mut claimed = Vec::new();
+    for _ in 0..20 {
+        claimed.extend(source.claim(50).await.unwrap().items);
+    }
+    assert_eq!(claimed.len(), 1, "it goes on");
+    assert_eq!(bus.quarantined().len(), UNREADABLE);
+}

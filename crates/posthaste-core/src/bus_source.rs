@@ -212,7 +212,7 @@ impl<T: Send + Sync + 'static> BusSource<T> {
         }
         self.give_up_undecoded(&mut undecoded);
         let mut full = false;
-        if undecoded.is_decoded() && undecoded.load().is_within(self.options.max_waiting) {
+        if undecoded.is_decoded() && self.has_room(undecoded.load()) {
             let records = self.consumer.fetch(limit).await?;
             full = records.len() >= limit;
             undecoded.push(records);
@@ -232,6 +232,15 @@ impl<T: Send + Sync + 'static> BusSource<T> {
         }
         let more = if full || !undecoded.is_decoded() { Some(Duration::ZERO) } else { undecoded.next_try() };
         Ok((items, more))
+    }
+
+    /// True if more may be fetched while this much is not decoded. Unreadable records count too: while they cannot be
+    /// quarantined, they stay in memory.
+    fn has_room(&self, undecoded: Load) -> bool {
+        let unreadable = lock(&self.unreadable);
+        let mut load = undecoded;
+        unreadable.iter().for_each(|poison| load += Load::one(poison.record.size()));
+        load.is_within(self.options.max_waiting)
     }
 
     async fn decode(&self, record: &Fetched) -> Result<Decoded<T>, DecodeError> {
@@ -256,31 +265,37 @@ impl<T: Send + Sync + 'static> BusSource<T> {
         Claimed { budget: decoded.budget, ..Claimed::new(item, 1, bytes) }
     }
 
-    /// Quarantines and acks the unreadable records. If that fails, the next claim tries again.
-    async fn isolate(&self) {
+    /// Quarantines and acks the unreadable records. If that fails, the next claim tries again. Returns true if none is
+    /// left.
+    async fn isolate(&self) -> bool {
         // The records stay in the list until that is done, even if this call fails or is cancelled. Claims run one at a
         // time, so the list still starts with these records afterwards.
         let poison = lock(&self.unreadable).clone();
         if poison.is_empty() {
-            return;
+            return true;
         }
         match self.quarantine_and_ack(&poison).await {
-            Ok(()) => drop(lock(&self.unreadable).drain(..poison.len())),
+            Ok(settled) => {
+                let mut settled = settled.into_iter();
+                let mut unreadable = lock(&self.unreadable);
+                unreadable.retain(|_| matches!(settled.next(), None | Some(Settled::Locked)));
+                unreadable.is_empty()
+            }
             Err(error) => {
                 tracing::error!(
                     group = self.group,
                     error = error.chain(),
                     "failed to quarantine unreadable records: their partitions make no progress; trying again"
                 );
+                false
             }
         }
     }
 
-    async fn quarantine_and_ack(&self, poison: &[Poison]) -> Result<(), StoreError> {
+    async fn quarantine_and_ack(&self, poison: &[Poison]) -> Result<Vec<Settled>, StoreError> {
         self.store_poison(poison).await?;
         let positions: Vec<_> = poison.iter().map(|poison| &poison.record.position).collect();
-        self.consumer.ack(&positions).await?;
-        Ok(())
+        self.consumer.ack(&positions).await
     }
 
     /// Quarantines records. The caller acks them afterwards.
@@ -395,6 +410,8 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
         // Half of a claim: however many retries are due, other records are claimed too.
         let mut kept = self.due_again(limit.div_ceil(2)).await?;
         let mut more = None;
+        // First those of earlier claims, which may leave no room for others.
+        let is_isolated = self.isolate().await;
         if kept.items.len() < limit && lock(&self.waiting).has_room() {
             match self.fetch(limit - kept.items.len()).await {
                 Ok((fetched, next)) => {
@@ -407,7 +424,9 @@ impl<T: Send + Sync + 'static> Source for BusSource<T> {
                 }
             }
         }
-        self.isolate().await;
+        if is_isolated {
+            self.isolate().await;
+        }
         let next_due = more.into_iter().chain(lock(&self.waiting).next_due()).min();
         Ok(Claim { items: kept.into_items(), next_due })
     }

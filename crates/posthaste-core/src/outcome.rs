@@ -146,7 +146,8 @@ pub enum Settled {
     Applied,
     /// The claim no longer belonged to this process; nothing was changed.
     LostLease,
-    /// Another transaction has the row locked at this moment; nothing was changed. Try again soon.
+    /// Another transaction has the row locked at this moment, or the cluster refuses the acks of this partition; nothing
+    /// was changed. Try again soon.
     Locked,
 }
 

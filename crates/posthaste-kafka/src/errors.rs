@@ -45,6 +45,18 @@ fn is_refusal(code: RDKafkaErrorCode) -> bool {
     )
 }
 
+/// True if the cluster refused a batch of records because of one of them, or because of the size of the batch.
+pub(crate) fn is_of_batch(error: &KafkaError) -> bool {
+    matches!(
+        error.rdkafka_error_code(),
+        Some(
+            RDKafkaErrorCode::MessageSizeTooLarge
+                | RDKafkaErrorCode::InvalidMessageSize
+                | RDKafkaErrorCode::InvalidRecord
+        )
+    )
+}
+
 /// True if a commit failed because the group is being rebalanced. It is repeated after the next assignment.
 pub(crate) fn is_rebalance(code: RDKafkaErrorCode) -> bool {
     matches!(

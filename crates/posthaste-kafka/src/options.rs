@@ -133,6 +133,15 @@ impl KafkaOptions {
         config
     }
 
+    /// A producer that sends each record in a request of its own. It repeats what was refused in a batch, so it has less
+    /// time.
+    pub(crate) fn single_producer_config(&self) -> ClientConfig {
+        let mut config = self.producer_config();
+        config.set("batch.num.messages", "1").set("linger.ms", "0");
+        config.set("delivery.timeout.ms", "8000").set("request.timeout.ms", "4000");
+        config
+    }
+
     pub(crate) fn consumer_config(&self, group: &str) -> ClientConfig {
         let mut config = ClientConfig::new();
         // The client reads ahead: at least this many records of a partition, at most so many kilobytes of all. It looks

@@ -26,6 +26,9 @@ pub(crate) struct Bounds {
 }
 
 impl Bounds {
+    /// True if the position exists. A position in a topic that was created again may exist by chance, because the new topic
+    /// is longer: then the new records below it are not read. The client library does not tell the id of a topic, so this
+    /// cannot be noticed; docs/kafka.md says what operators do.
     pub(crate) fn contains(&self, position: i64) -> bool {
         (self.first..=self.next).contains(&position)
     }

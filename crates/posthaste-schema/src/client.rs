@@ -1,5 +1,6 @@
 mod http;
 mod options;
+mod unknown_ids;
 
 use std::sync::Arc;
 
@@ -14,6 +15,7 @@ use tokio::time::Instant;
 
 use self::http::{Answer, Call, Http};
 pub use self::options::{ClientOptions, Credentials, OptionsError};
+use self::unknown_ids::UnknownIds;
 use crate::bounded_cache::BoundedCache;
 use crate::compatibility::Level;
 use crate::registry::{RegistryError, SchemaRegistry, collect_imports};
@@ -40,8 +42,7 @@ struct Inner {
     schemas: BoundedCache<i32, Arc<ParsedSchema>>,
     /// Look-ups that found no schema, and until when that is believed.
     failures: BoundedCache<i32, (Instant, LookUp)>,
-    /// When the registry first did not know an id.
-    unknown: BoundedCache<i32, Instant>,
+    unknown: UnknownIds,
     looking_up: SharedRequests<i32, Option<Arc<ParsedSchema>>>,
 }
 
@@ -103,7 +104,7 @@ impl RegistryClient {
             ids: BoundedCache::default(),
             schemas: BoundedCache::default(),
             failures: BoundedCache::default(),
-            unknown: BoundedCache::default(),
+            unknown: UnknownIds::default(),
             looking_up: SharedRequests::default(),
         };
         Self { inner: Arc::new(inner) }
@@ -203,11 +204,7 @@ impl Inner {
     /// The registry does not know this id. A replica of it may still learn it.
     fn unknown(&self, id: i32, from: &str) -> LookUp {
         self.http.prefer_another();
-        let since = self.unknown.with(&id, |since| *since).unwrap_or_else(|| {
-            self.unknown.insert(id, Instant::now(), 0);
-            Instant::now()
-        });
-        match since.elapsed() < self.http.options().replica_lag {
+        match self.unknown.may_be_learnt(id, self.http.options().replica_lag, Instant::now()) {
             true => Err(RegistryError::unavailable(format!("{from} does not know the schema id {id} yet"))),
             false => Ok(None),
         }

@@ -29,7 +29,7 @@ pub struct AssignedPartition {
     topic: Arc<str>,
     partition: u32,
     generation: i64,
-    /// The progress that is in the store.
+    /// The progress that is in the store or on its way to it.
     progress: Progress,
     completed_text: usize,
     is_paused: bool,
@@ -164,6 +164,11 @@ impl Assignment {
     /// The progress of a partition, with all acks.
     pub fn progress_of(&self, id: i64) -> Option<&Progress> {
         self.partitions.value(&id).map(|partition| &partition.progress)
+    }
+
+    /// The lowest offset of a partition that was not handed out.
+    pub fn next_offset(&self, id: i64) -> Option<i64> {
+        self.partitions.value(&id).map(|partition| partition.next)
     }
 
     /// All partitions.
@@ -338,7 +343,7 @@ impl Assignment {
         }
     }
 
-    /// Remembers progress that is in the store now. Returns true if a paused partition may be read again.
+    /// Remembers progress that is in the store or on its way to it. Returns true if a paused partition may be read again.
     pub fn recorded(&mut self, advance: Advance) -> bool {
         let token = token(advance.generation);
         let Some(partition) = self.partitions.get_mut(&advance.partition_id, token) else {

@@ -218,11 +218,23 @@ impl<S: LogStore> GroupConsumer<S> {
         (partitions, advances.into_values().collect())
     }
 
+    /// Adds acks to the progress. Returns true if a paused partition may be read again.
+    fn remember(&self, advances: &[Advance]) -> bool {
+        let mut assignment = lock(&self.assignment);
+        let read_again = advances.iter().filter(|advance| assignment.recorded(Advance::clone(advance)));
+        read_again.count() > 0
+    }
+
     async fn record(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
         let _recording = self.recording.lock().await;
         let (partitions, advances) = self.advance(positions);
         if advances.is_empty() {
             return Ok(vec![Settled::LostLease; positions.len()]);
+        }
+        // Remembered before the store answers: if the answer is lost, the store may have this progress, and refuses a
+        // later ack that is behind it as the ack of a consumer that lost the partition.
+        if self.remember(&advances) {
+            self.subscription.wakeup.wake();
         }
         let recorded = self.store().record(&self.subscription.member, &advances).await?;
         let recorded: HashSet<i64> = recorded.into_iter().collect();
@@ -231,8 +243,6 @@ impl<S: LogStore> GroupConsumer<S> {
             if !recorded.contains(&advance.partition_id) {
                 assignment.remove(advance.partition_id, advance.generation);
                 self.revocations.wake();
-            } else if assignment.recorded(advance) {
-                self.subscription.wakeup.wake();
             }
         }
         assignment.release(positions);

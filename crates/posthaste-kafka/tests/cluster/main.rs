@@ -1,6 +1,10 @@
 //! The bus on a real Kafka, beyond the laws that every bus keeps.
 
+mod batches;
 mod fatal_errors;
 mod inspect;
+mod paused;
+mod rebalance;
+mod refused;
 mod support;
 mod transactions;

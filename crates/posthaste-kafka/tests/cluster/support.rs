@@ -22,6 +22,11 @@ pub struct Cluster {
 impl Cluster {
     pub async fn start() -> Self {
         let (broker, prefix) = servers::kafka().await;
+        Self::on(broker, prefix)
+    }
+
+    /// A cluster that has this broker.
+    pub fn on(broker: String, prefix: String) -> Self {
         let topic = format!("{prefix}orders");
         Self { broker, prefix, topic }
     }
@@ -33,15 +38,23 @@ impl Cluster {
 
     /// A process that passes these settings to the client library.
     pub fn process_with(&self, settings: &[(&str, &str)]) -> KafkaBus {
-        let options = KafkaOptions {
+        KafkaBus::new(self.options(settings)).unwrap()
+    }
+
+    /// A process whose topics have this many partitions.
+    pub fn process_with_partitions(&self, partitions: u32) -> KafkaBus {
+        KafkaBus::new(KafkaOptions { partitions, ..self.options(&[]) }).unwrap()
+    }
+
+    fn options(&self, settings: &[(&str, &str)]) -> KafkaOptions {
+        KafkaOptions {
             client: settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
             brokers: vec![self.broker.clone()],
             topic_prefix: self.prefix.trim_end_matches('.').to_owned(),
             partitions: 1,
             replication: 1,
             ..KafkaOptions::default()
-        };
-        KafkaBus::new(options).unwrap()
+        }
     }
 
     pub async fn join(&self, bus: &KafkaBus) -> Box<dyn Consumer> {
@@ -53,24 +66,26 @@ impl Cluster {
     }
 
     pub async fn publish_sized(&self, bus: &KafkaBus, numbers: std::ops::Range<u32>, size: usize) {
-        let record = |number: u32| Record {
-            topic: self.topic.as_str().into(),
-            route: 0,
-            key: number.to_string(),
-            // Bytes that cannot be compressed.
-            value: std::iter::repeat_with(|| fastrand::u8(..)).take(size).collect(),
-            headers: Vec::new(),
-        };
-        bus.publish(numbers.map(record).collect()).await.into_iter().for_each(|published| published.unwrap());
+        let records = numbers.map(|number| self.record(number, 0, size)).collect();
+        bus.publish(records).await.into_iter().for_each(|published| published.unwrap());
+    }
+
+    /// A record for this partition, of bytes that cannot be compressed.
+    pub fn record(&self, number: u32, partition: u64, size: usize) -> Record {
+        let value = std::iter::repeat_with(|| fastrand::u8(..)).take(size).collect();
+        let (topic, key) = (self.topic.as_str().into(), number.to_string());
+        Record { topic, route: partition, key, value, headers: Vec::new() }
+    }
+
+    pub fn admin(&self) -> AdminClient<DefaultClientContext> {
+        ClientConfig::new().set("bootstrap.servers", &self.broker).create().unwrap()
     }
 
     /// Removes the records below this offset, as retention does.
     pub async fn remove_below(&self, offset: i64) {
-        let admin: AdminClient<DefaultClientContext> =
-            ClientConfig::new().set("bootstrap.servers", &self.broker).create().unwrap();
         let mut list = TopicPartitionList::new();
         list.add_partition_offset(&self.topic, 0, Offset::Offset(offset)).unwrap();
-        admin.delete_records(&list, &AdminOptions::new()).await.unwrap();
+        self.admin().delete_records(&list, &AdminOptions::new()).await.unwrap();
     }
 }
 
