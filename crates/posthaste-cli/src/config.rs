@@ -133,7 +133,7 @@ impl Config {
         ClientLimits { header_timeout, body_timeout, max_connections }
     }
 
-    /// Decides to which addresses requests may be sent.
+    /// Decides to which addresses requests may be sent. It depends on every address that the server listens on.
     pub fn egress_policy(&self) -> EgressPolicy {
         EgressPolicy::of_server(&[self.http.listen], self.egress.allow.iter().copied())
     }
