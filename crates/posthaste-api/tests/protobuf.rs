@@ -54,6 +54,7 @@ fn delivery(payload: event_hub_event::Event) -> OutboxEvent {
             last_failed_at: Some(timestamp(time())),
             retry_after: Some(posthaste_api::proto::duration(std::time::Duration::from_secs(120))),
             deferred: true,
+            permanent: true,
         }),
     }
 }

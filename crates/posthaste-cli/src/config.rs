@@ -15,6 +15,7 @@ use posthaste_hub::{
     RoutingSettings, Settings, SourceSettings, Violation,
 };
 use posthaste_server::ClientLimits;
+use posthaste_webhook::{Cidr, EgressPolicy};
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
 
@@ -40,6 +41,7 @@ pub struct Config {
     pub delivery: DeliverySettings,
     pub dlt: DltSettings,
     pub retention: RetentionSettings,
+    pub egress: Egress,
     pub secrets: Secrets,
     pub telemetry: Telemetry,
     pub client: Client,
@@ -88,6 +90,15 @@ impl fmt::Debug for Registry {
     }
 }
 
+/// Where requests to subscribers may go.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Egress {
+    /// Allowed beside public addresses.
+    #[serde(with = "text::ranges")]
+    pub allow: Vec<Cidr>,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Secrets {
@@ -120,6 +131,11 @@ impl Config {
     pub fn client_limits(&self) -> ClientLimits {
         let Http { header_timeout, body_timeout, max_connections, .. } = self.http;
         ClientLimits { header_timeout, body_timeout, max_connections }
+    }
+
+    /// Decides to which addresses requests may be sent. It depends on every address that the server listens on.
+    pub fn egress_policy(&self) -> EgressPolicy {
+        EgressPolicy::of_server(&[self.http.listen], self.egress.allow.iter().copied())
     }
 
     /// The sections of the hub.

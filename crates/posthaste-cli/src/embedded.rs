@@ -11,7 +11,7 @@ use posthaste_core::hub_store::{OpenError, Registry};
 use posthaste_core::outbox;
 use posthaste_hub::{Hub, Parts, Roles, Sealer, SecretError};
 use posthaste_schema::RegistryError;
-use posthaste_webhook::{Client, ClientOptions};
+use posthaste_webhook::{Client, ClientOptions, EgressGuard};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -122,7 +122,8 @@ impl EmbeddedServer {
         let database = database::open(&config.database).await?;
         database.migrate().await?;
         let sealer = open_sealer(config, &*database.registry()).await?;
-        let client = Client::new(ClientOptions::default());
+        let egress = EgressGuard::new(config.egress_policy());
+        let client = Client::new(ClientOptions { egress, ..ClientOptions::default() });
         let settings = config.settings();
         let parts = Parts { database, bus, registry, channel_buses, sources, client, sealer, settings, roles };
         let hub = Hub::start(parts).await?;

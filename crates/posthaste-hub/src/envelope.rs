@@ -10,7 +10,7 @@ use posthaste_api::{Domain, readable, readable_event};
 use posthaste_core::bus::{Fetched, Record, route};
 use posthaste_core::hub_store::{DeadLetterFields, DeadLetterRow, NewDeadLetter};
 use posthaste_core::outbox::OutboxItem;
-use posthaste_core::{BusItem, DecodeError, Decoded, Event, GivenUp, Payload};
+use posthaste_core::{BusItem, DecodeError, Decoded, Event, FailureClass, GivenUp, Payload};
 use posthaste_schema::{SchemaText, framing};
 use posthaste_webhook::Endpoint;
 use prost::Message;
@@ -183,6 +183,7 @@ pub(crate) fn dead_letter(topics: &TopicNames, item: &BusItem<OutboxEvent>, give
         last_failed_at: Some(proto::timestamp(now)),
         retry_after: failure.retry_after.map(proto::duration),
         deferred: given_up.is_deferred,
+        permanent: failure.class == FailureClass::Permanent,
     });
     let domain = message.domain.parse().unwrap_or(Domain::Organization);
     Record {
@@ -228,8 +229,8 @@ pub(crate) fn delivery_in(value: &Bytes) -> Option<OutboxEvent> {
 }
 
 /// The dead letter of a record of a dead-letter topic. Its first retry is due after the configured interval, or after
-/// the time that the endpoint requested. If no retries are configured, only a deferred delivery is scheduled, because its
-/// attempts are not spent.
+/// the time that the endpoint requested. A delivery that failed permanently is not scheduled. If no retries are configured,
+/// only a deferred delivery is scheduled, because its attempts are not spent.
 pub(crate) fn new_dead_letter(message: &OutboxEvent, settings: &DltSettings) -> NewDeadLetter {
     let event = message.event.clone().unwrap_or_default();
     let failure = message.failure.clone().unwrap_or_default();
@@ -253,7 +254,9 @@ pub(crate) fn new_dead_letter(message: &OutboxEvent, settings: &DltSettings) -> 
         error_code: failure.code,
         error_cause: failure.cause,
         is_deferred: failure.deferred,
+        is_permanent: failure.permanent,
         first_delay: match failure.attempts {
+            _ if failure.permanent => None,
             // Its first request is not a retry. It is made as soon as its lane has room.
             0 => Some(requested),
             _ => (failure.deferred || settings.max_retry > 0).then(|| settings.retry_interval.max(requested)),

@@ -169,6 +169,7 @@ impl Hub {
 
         retention::start(&stores, &settings, relays.supervisor());
 
+        let egress = client.egress().clone();
         let pipeline = Pipeline {
             bus: framed,
             framer,
@@ -195,7 +196,7 @@ impl Hub {
             sources,
             readiness: ReadinessCheck::new(&pipeline.settings, has_external_bus, registry),
             builtin_registry,
-            registrations: Registrations::new(stores.registry.clone(), sealer),
+            registrations: Registrations::new(stores.registry.clone(), sealer, egress),
             topics: pipeline.topics,
             lagging: Mutex::default(),
             database,

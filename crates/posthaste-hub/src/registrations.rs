@@ -9,7 +9,7 @@ use posthaste_core::hub_store::{
     self, Created, DefinitionFields, PageRequest, Registry, RegistryError, SubscriptionFields, SubscriptionFilter,
 };
 use posthaste_core::{FaultKind, StoreError};
-use posthaste_webhook::{Endpoint, EndpointError};
+use posthaste_webhook::{EgressGuard, Endpoint};
 use uuid::Uuid;
 
 use crate::credentials::{Credentials, with_old_secret, with_old_values};
@@ -20,6 +20,7 @@ use crate::secrets::{Sealer, SecretError, plain_digest};
 pub struct Registrations {
     registry: Arc<dyn Registry>,
     sealer: Sealer,
+    egress: EgressGuard,
 }
 
 /// Why a request was refused. Nothing was changed.
@@ -57,8 +58,8 @@ pub struct Listed<T> {
 }
 
 impl Registrations {
-    pub(crate) fn new(registry: Arc<dyn Registry>, sealer: Sealer) -> Self {
-        Self { registry, sealer }
+    pub(crate) fn new(registry: Arc<dyn Registry>, sealer: Sealer, egress: EgressGuard) -> Self {
+        Self { registry, sealer, egress }
     }
 
     pub async fn create_definition(
@@ -178,9 +179,7 @@ impl Registrations {
         new: NewSubscription,
         credentials: Credentials,
     ) -> Result<SubscriptionFields, RegistrationError> {
-        let unusable =
-            |error: EndpointError| RegistrationError::Invalid(vec![FieldError::new("endpoint", error.to_string())]);
-        let endpoint = Endpoint::parse(&new.endpoint).map_err(unusable)?;
+        let endpoint = self.usable_endpoint(&new.endpoint).await?;
         Ok(SubscriptionFields {
             subscriber_id: new.subscriber_id,
             definition_id: self.definition_id(new.target).await?,
@@ -195,6 +194,15 @@ impl Registrations {
             tenant_id: new.tenant_id,
             active: new.active,
         })
+    }
+
+    /// The endpoint, if requests can be sent to it. The address of a name may still change, so it is judged again at
+    /// each connection.
+    async fn usable_endpoint(&self, text: &str) -> Result<Endpoint, RegistrationError> {
+        let refused = |why: String| RegistrationError::Invalid(vec![FieldError::new("endpoint", why)]);
+        let endpoint = Endpoint::parse(text).map_err(|error| refused(error.to_string()))?;
+        self.egress.check(&endpoint).await.map_err(|denied| refused(denied.to_string()))?;
+        Ok(endpoint)
     }
 
     async fn definition_id(&self, target: Target) -> Result<String, RegistrationError> {

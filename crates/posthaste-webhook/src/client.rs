@@ -7,7 +7,6 @@ use hyper::StatusCode;
 use hyper::header::HeaderValue;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client as PooledClient;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use posthaste_core::{Failure, Outcome};
 use rustls::pki_types::CertificateDer;
@@ -15,7 +14,8 @@ use rustls::{ClientConfig, RootCertStore};
 use tracing::warn;
 
 use crate::answer::Answer;
-use crate::connection::{self, ExchangeError, Resolver};
+use crate::connection::{self, ExchangeError};
+use crate::egress::{EgressGuard, GuardedConnector};
 use crate::request::Request;
 use crate::response_body;
 
@@ -25,9 +25,10 @@ const MAX_RESPONSE_HEAD: usize = 32 * 1_024;
 /// Sends requests over shared, pooled HTTP/1.1 connections. Cheap to clone; clones share the pool.
 #[derive(Clone)]
 pub struct Client {
-    http: PooledClient<HttpsConnector<HttpConnector<Resolver>>, Full<Bytes>>,
+    http: PooledClient<HttpsConnector<GuardedConnector>, Full<Bytes>>,
     user_agent: HeaderValue,
     connect_timeout: Duration,
+    egress: EgressGuard,
 }
 
 /// The options for all requests of a [`Client`].
@@ -44,6 +45,8 @@ pub struct ClientOptions {
     pub user_agent: HeaderValue,
     /// Certificate authorities to trust beside those of the operating system.
     pub extra_roots: Vec<CertificateDer<'static>>,
+    /// Judges every address before a connection to it is made. The default allows only public addresses.
+    pub egress: EgressGuard,
 }
 
 impl Default for ClientOptions {
@@ -54,6 +57,7 @@ impl Default for ClientOptions {
             pool_max_idle_per_host: 256,
             user_agent: HeaderValue::from_static(concat!("posthaste/", env!("CARGO_PKG_VERSION"))),
             extra_roots: Vec::new(),
+            egress: EgressGuard::default(),
         }
     }
 }
@@ -63,7 +67,7 @@ impl Default for ClientOptions {
 pub struct Exchange {
     /// The outcome of the delivery.
     pub outcome: Outcome,
-    /// How the endpoint behaved; `None` if no request could be built.
+    /// How the endpoint behaved; `None` if no request could be built, or the egress guard denied the connection.
     pub response: Option<ResponseKind>,
 }
 
@@ -82,10 +86,7 @@ impl Client {
     /// Makes a client. On a system without certificate authorities it logs a warning and can still call `http`
     /// endpoints.
     pub fn new(options: ClientOptions) -> Self {
-        let mut tcp = HttpConnector::new_with_resolver(Resolver::new());
-        tcp.enforce_http(false);
-        tcp.set_nodelay(true);
-        tcp.set_connect_timeout(Some(options.connect_timeout));
+        let tcp = GuardedConnector::new(options.egress.clone(), options.connect_timeout);
         let connector = HttpsConnectorBuilder::new()
             .with_tls_config(tls_config(options.extra_roots))
             .https_or_http()
@@ -99,7 +100,13 @@ impl Client {
             // Repeats a request only when a pooled connection was closed before any of it was written.
             .retry_canceled_requests(true)
             .build(connector);
-        Self { http, user_agent: options.user_agent, connect_timeout: options.connect_timeout }
+        let ClientOptions { user_agent, connect_timeout, egress, .. } = options;
+        Self { http, user_agent, connect_timeout, egress }
+    }
+
+    /// The guard that judges where requests go. Endpoints can be checked with it before they are stored.
+    pub fn egress(&self) -> &EgressGuard {
+        &self.egress
     }
 
     /// Sends one request, once, and returns its outcome.
@@ -131,7 +138,13 @@ impl Client {
             Ok(Ok((answer, body))) => {
                 return Exchange { outcome: answer.outcome(&body, &request), response: Some(answer.kind()) };
             }
-            Ok(Err(error)) => error.failure(&request.endpoint, self.connect_timeout),
+            Ok(Err(error)) => match error.denied() {
+                Some(denied) => {
+                    let outcome = Outcome::Failed(connection::egress_denied(&request.endpoint, denied));
+                    return Exchange { outcome, response: None };
+                }
+                None => error.failure(&request.endpoint, self.connect_timeout),
+            },
             Err(_) => connection::timed_out(&request, head.is_some()),
         };
         match head {

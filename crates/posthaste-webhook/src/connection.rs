@@ -1,15 +1,11 @@
 use std::error::Error;
-use std::future::Future;
 use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use hyper_util::client::legacy;
-use hyper_util::client::legacy::connect::dns::{GaiAddrs, GaiResolver, Name};
 use posthaste_core::Failure;
-use tower_service::Service;
 
+use crate::egress::{EgressDenied, ResolveError};
 use crate::endpoint::Endpoint;
 use crate::request::Request;
 
@@ -25,6 +21,11 @@ pub(crate) enum ExchangeError {
 }
 
 impl ExchangeError {
+    /// Why the guard denied the connection, if it did. Nothing was sent then.
+    pub(crate) fn denied(&self) -> Option<&EgressDenied> {
+        self.causes().find_map(|cause| cause.downcast_ref::<EgressDenied>())
+    }
+
     /// The failure that an operator reads, with a status that stands for its cause.
     pub(crate) fn failure(&self, endpoint: &Endpoint, connect_timeout: Duration) -> Failure {
         let peer = endpoint.authority();
@@ -94,6 +95,12 @@ impl ExchangeError {
     }
 }
 
+/// The failure of a request to a destination that the guard denies. An attempt later would be denied as well.
+pub(crate) fn egress_denied(endpoint: &Endpoint, denied: &EgressDenied) -> Failure {
+    let message = format!("nothing is sent to {}: this server may not call its address", endpoint.authority());
+    Failure::permanent("egress_denied", message).cause(denied.to_string())
+}
+
 /// The failure of a request that timed out.
 pub(crate) fn timed_out(request: &Request, head_arrived: bool) -> Failure {
     let (peer, timeout) = (request.endpoint.authority(), request.timeout);
@@ -104,34 +111,4 @@ pub(crate) fn timed_out(request: &Request, head_arrived: bool) -> Failure {
             false => format!("no answer from {peer} within {timeout:?}"),
         },
     )
-}
-
-/// The operating system's resolver, with errors that can be distinguished from those of the connection.
-#[derive(Clone)]
-pub(crate) struct Resolver(GaiResolver);
-
-/// A host name has no address, or the resolver failed.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct ResolveError(io::Error);
-
-impl Resolver {
-    pub(crate) fn new() -> Self {
-        Self(GaiResolver::new())
-    }
-}
-
-impl Service<Name> for Resolver {
-    type Response = GaiAddrs;
-    type Error = ResolveError;
-    type Future = Pin<Box<dyn Future<Output = Result<GaiAddrs, ResolveError>> + Send>>;
-
-    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.0.poll_ready(context).map_err(ResolveError)
-    }
-
-    fn call(&mut self, name: Name) -> Self::Future {
-        let resolving = self.0.call(name);
-        Box::pin(async move { resolving.await.map_err(ResolveError) })
-    }
 }

@@ -1,4 +1,5 @@
 use std::fmt;
+use std::net::IpAddr;
 
 use hyper::Uri;
 use url::Url;
@@ -93,10 +94,23 @@ impl Endpoint {
         self.uri.host().unwrap_or_default()
     }
 
+    /// The IP address, if the endpoint has one in place of a name. Parsing has made one form of all the ways in which an
+    /// address can be written, such as `127.1`, `0x7f000001` or `2130706433`.
+    pub fn address(&self) -> Option<IpAddr> {
+        address_in(&self.uri)
+    }
+
     /// True if requests are encrypted.
     pub fn is_https(&self) -> bool {
         self.uri.scheme_str() == Some("https")
     }
+}
+
+/// The IP address that stands in a URI. The connector of hyper reads it in the same way.
+pub(crate) fn address_in(uri: &Uri) -> Option<IpAddr> {
+    let host = uri.host()?;
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    bare.unwrap_or(host).parse().ok()
 }
 
 impl fmt::Display for Endpoint {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use posthaste_core::{Failure, FailureClass, Outcome};
 use posthaste_webhook::{Auth, Client, ClientOptions, Request};
 use rcgen::{CertifiedKey, generate_simple_self_signed};
-use subscriber::{SHORT, Subscriber, client, failure_of, read_request, request};
+use subscriber::{SHORT, Subscriber, client, failure_of, options, read_request, request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
@@ -76,7 +76,7 @@ async fn a_listener_that_accepts_no_connection_is_504() {
     while let Ok(stream) = tokio::time::timeout(SHORT, tokio::net::TcpStream::connect(address)).await {
         queued.push(stream.unwrap());
     }
-    let client = Client::new(ClientOptions { connect_timeout: SHORT, ..ClientOptions::default() });
+    let client = Client::new(ClientOptions { connect_timeout: SHORT, ..options() });
     let Outcome::Failed(failure) = client.post(request(&format!("http://{address}/"))).await else {
         panic!("delivered without a connection");
     };
@@ -144,7 +144,7 @@ async fn an_unknown_authority_is_525_and_receives_no_request() {
 #[tokio::test]
 async fn trusted_authorities_are_accepted_for_their_names_only() {
     let (mut subscriber, certificate) = tls_subscriber("localhost").await;
-    let trusting = ClientOptions { extra_roots: vec![certificate], ..ClientOptions::default() };
+    let trusting = ClientOptions { extra_roots: vec![certificate], ..options() };
     let client = Client::new(trusting.clone());
     let port = subscriber.address.port();
     assert_eq!(client.post(request(&format!("https://localhost:{port}/hook"))).await, Outcome::Delivered);

@@ -69,6 +69,7 @@ pub fn dead_letter(delivery_id: &str) -> NewDeadLetter {
         error_code: "503".to_owned(),
         error_cause: None,
         is_deferred: false,
+        is_permanent: false,
         first_delay: Some(Duration::ZERO),
     }
 }
@@ -260,6 +261,26 @@ pub async fn a_settlement_of_an_earlier_claim_changes_nothing(harness: &impl Hub
     assert!(crashed.claim(10).await.unwrap().items.is_empty(), "it is still leased");
     assert_eq!(next.renew(&[&claimed]).await.unwrap(), [Settled::Applied]);
     assert_eq!(settle(&next, &claimed, Disposition::Done).await, Settled::Applied);
+}
+
+/// An operator finds it where failed dead letters are listed, and can replay it once its cause is gone.
+pub async fn a_permanent_failure_is_inserted_as_failed(harness: &impl HubHarness) {
+    let (store, source) = open(harness).await;
+    let permanent = NewDeadLetter { is_permanent: true, first_delay: None, ..dead_letter("1") };
+    source.insert(vec![permanent, dead_letter("2")]).await.unwrap();
+    let failed = DeadLetterFilter { status: Some(DeadLetterStatus::Failed), ..DeadLetterFilter::default() };
+    let page = store.list(&failed).await.unwrap();
+    let [row] = &page.items[..] else { panic!("one is failed: {:?}", page.items) };
+    assert_eq!((row.fields.delivery_id.as_str(), row.retry_count, row.scheduled_at), ("1", 0, None));
+    let depth = store.depth_by_status().await.unwrap();
+    assert!(depth.contains(&(DeadLetterStatus::Failed, 1)) && depth.contains(&(DeadLetterStatus::New, 1)), "{depth:?}");
+    let due = one(&source).await;
+    assert_eq!(due.item.fields.delivery_id, "2", "the other one is scheduled");
+    source.replay(vec![row.id.clone()], None).await.unwrap();
+    let replayed = one(&source).await;
+    assert_eq!(replayed.item.fields.delivery_id, "1");
+    assert_eq!(settle(&source, &replayed, Disposition::Done).await, Settled::Applied);
+    assert_eq!(detail(&store, &row.id).await.row.status, DeadLetterStatus::Processed);
 }
 
 /// The first attempt of a deferred delivery is not a retry, so it stays scheduled even with a limit of 0 retries.

@@ -59,6 +59,7 @@ macro_rules! hub_laws {
             closing_releases_the_claims_of_this_owner_only
             a_settlement_of_an_earlier_claim_changes_nothing
             schedules_end_where_the_limit_was_lowered
+            a_permanent_failure_is_inserted_as_failed
             lists_are_filtered_and_sorted
             a_cursor_continues_where_the_page_ended
             processed_dead_letters_are_removed_with_their_history

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 use posthaste_api::{EventKey, SubscriptionIn};
 use posthaste_core::Outcome;
-use posthaste_webhook::{Auth, ClientOptions, Endpoint, Request};
+use posthaste_webhook::{Auth, ClientOptions, EgressGuard, EgressPolicy, Endpoint, Request};
 
 use super::subscriber::Subscriber;
 use super::{Figure, rate};
@@ -115,7 +115,8 @@ async fn latencies(client: &Client, subscriber: &Subscriber, count: usize) -> an
 
 /// The rate of plain HTTP requests on this machine.
 async fn raw_posts(subscriber: &Subscriber, count: usize) -> anyhow::Result<f64> {
-    let client = posthaste_webhook::Client::new(ClientOptions::default());
+    let egress = EgressGuard::new(EgressPolicy::allowing_loopback());
+    let client = posthaste_webhook::Client::new(ClientOptions { egress, ..ClientOptions::default() });
     let endpoint = Endpoint::parse(&subscriber.endpoint())?;
     let body = Bytes::from(payload());
     let next = Arc::new(AtomicUsize::new(0));

@@ -210,7 +210,9 @@ fn typed<T: DeserializeOwned + Default + Serialize>(path: &[&str], text: &str) -
     let message = refusal.message();
     Err(match message.split_once(", expected ").map(|(_, expected)| expected.trim_end()) {
         Some("a boolean") => format!("{text:?} is neither true nor false"),
-        Some("a sequence") => format!("{text:?} is not a list as TOML writes it, such as [{{ key = \"value\" }}]"),
+        Some("a sequence") if bare_refusal.is_none() => {
+            format!("{text:?} is not a list as TOML writes it, such as [\"a\", \"b\"] or [{{ key = \"value\" }}]")
+        }
         Some(number) if NUMBERS.contains(&number) && bare_refusal.is_none() => {
             format!("{text:?} is not a whole number")
         }

@@ -156,12 +156,40 @@ fn unusable_values_are_refused_with_key_and_origin() {
         ("[database]\nurl = 'sqlite::memory:'", "is in memory"),
         ("[database]\nurl = 'posthaste.db'", "write sqlite://FILE"),
         ("[telemetry]\nlog = 'posthaste=loud'", "telemetry.log"),
+        ("[egress]\nallow = ['10.1.2.3/8']", "\"10.1.2.3/8\" does not start with the first address of its range"),
+        ("[egress]\nallow = ['10.0.0.0/8', 'shop-db']", "\"shop-db\" is not a range of addresses: write one such as"),
+        ("[egress]\nallow = '10.0.0.0/8'", "expected a sequence"),
+        ("[egress]\nallow = [8]", "expected a string"),
+        ("[egress]\nallowed = []", "did you mean \"allow\"?"),
         ("[routing]\ndefault_domain = 'organisation'", "did you mean \"organization\"?"),
         ("[[routing.rules]]\nevent_type = 'x'", "missing field `domain`"),
     ] {
         let message = refusal(from_file(text));
         assert!(message.contains(expected), "{text}: {message}");
     }
+}
+
+#[test]
+fn a_list_in_a_variable_is_refused_with_what_is_wrong_in_it() {
+    let of = |text| from_variable("POSTHASTE__EGRESS__ALLOW", text);
+    let allow = of(r#"["10.0.0.0/8", "::1"]"#).unwrap().egress.allow;
+    assert_eq!(allow, ["10.0.0.0/8", "::1/128"].map(|text| text.parse().unwrap()));
+    let message = refusal(of(r#"["10.0.0.0/33"]"#));
+    assert!(
+        message.contains("POSTHASTE__EGRESS__ALLOW: \"10.0.0.0/33\" has a prefix that is not 0 to 32"),
+        "{message}"
+    );
+    let message = refusal(of("10.0.0.0/8"));
+    assert!(message.contains("is not a list as TOML writes it, such as [\"a\", \"b\"]"), "{message}");
+}
+
+#[test]
+fn loopback_endpoints_are_allowed_as_long_as_the_server_listens_on_loopback() {
+    let mut config = from_file("[egress]\nallow = ['10.0.0.0/8']").unwrap();
+    let judge = |config: &Config, address: [u8; 4]| config.egress_policy().judge(address.into()).is_ok();
+    assert!(judge(&config, [127, 0, 0, 1]) && judge(&config, [10, 0, 0, 1]) && !judge(&config, [192, 168, 0, 1]));
+    config.http.listen = ([0, 0, 0, 0], 8080).into();
+    assert!(!judge(&config, [127, 0, 0, 1]) && judge(&config, [10, 0, 0, 1]));
 }
 
 #[test]

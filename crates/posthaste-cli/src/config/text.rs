@@ -17,6 +17,21 @@ pub(super) mod address {
     }
 }
 
+/// Ranges of IP addresses such as `10.0.0.0/8`.
+pub(super) mod ranges {
+    use posthaste_webhook::Cidr;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(ranges: &[Cidr], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(ranges.iter().map(Cidr::to_string))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Cidr>, D::Error> {
+        let texts = Vec::<String>::deserialize(deserializer)?;
+        texts.iter().map(|text| text.parse().map_err(D::Error::custom)).collect()
+    }
+}
+
 struct Text(&'static str);
 
 impl serde::de::Visitor<'_> for Text {

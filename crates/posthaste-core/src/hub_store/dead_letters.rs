@@ -23,6 +23,7 @@ use crate::{ClaimToken, Settled, StoreError};
 ///   found and claimed.
 /// - `a_delivery_is_inserted_once`: inserting the same delivery id again changes nothing. Each dead letter gets a UUID
 ///   as its id, and ids rise in the order of insertion.
+/// - `a_permanent_failure_is_inserted_as_failed`, with no retry scheduled, and can be replayed.
 /// - `scheduled_retries_count_and_leave_a_history`: an attempt that was made adds one entry to the history, in the
 ///   transaction that settles it. An attempt that was not made leaves no trace.
 /// - `a_replay_is_one_attempt_beside_the_schedule`: a replay does not change the schedule. Dead letters that were
@@ -150,8 +151,17 @@ pub struct NewDeadLetter {
     pub error_cause: Option<String>,
     /// The delivery was deferred: its first scheduled attempt is not a retry.
     pub is_deferred: bool,
+    /// No attempt can succeed. It is FAILED from the start, and waits for an operator.
+    pub is_permanent: bool,
     /// How long until the first scheduled retry; `None` if there is none.
     pub first_delay: Option<Duration>,
+}
+
+impl NewDeadLetter {
+    /// The status in which it is inserted.
+    pub fn status(&self) -> DeadLetterStatus {
+        if self.is_permanent { DeadLetterStatus::Failed } else { DeadLetterStatus::New }
+    }
 }
 
 /// Which dead letters to claim.
@@ -235,7 +245,7 @@ pub enum DeadLetterStatus {
     New,
     /// Delivered by a retry or a replay.
     Processed,
-    /// Retried, and the retry failed.
+    /// Retried, and the retry failed; or no retry can succeed.
     Failed,
 }
 

@@ -3,6 +3,7 @@
 mod bad_rows;
 mod channels;
 mod delivery;
+mod egress;
 mod logs;
 mod quarantine;
 mod readiness;

@@ -11,14 +11,15 @@ use axum::routing::post;
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use posthaste_api::{AuthIn, EventIn, EventKey, SubscriptionIn};
 use posthaste_core::hub_store;
-use posthaste_hub::{Accepted, Hub, Parts, Sealer, Settings};
+use posthaste_hub::{Accepted, Created, Hub, Parts, RegistrationError, Sealer, Settings};
 use posthaste_schema::SchemaRegistry;
 use posthaste_sql::sqlite::HubDatabase;
-use posthaste_webhook::{Client, ClientOptions};
+use posthaste_webhook::{Client, ClientOptions, EgressGuard, EgressPolicy};
 use sqlx::sqlite::{SqliteConnectOptions, SqliteConnection};
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Sqlite};
 use tempfile::TempDir;
 use tokio::sync::Notify;
+use uuid::Uuid;
 
 /// An HTTP server that remembers its requests and responds with the status that the test sets.
 #[derive(Clone, Default)]
@@ -123,11 +124,28 @@ pub async fn open_with_registry(
     registry: Option<Arc<dyn SchemaRegistry>>,
     settings: Settings,
 ) -> Arc<Hub> {
+    // The subscribers of tests are on this machine.
+    let egress = EgressGuard::new(EgressPolicy::allowing_loopback());
+    open_parts(folder, database, registry, egress, settings).await
+}
+
+/// Opens a hub that sends only to what this guard allows.
+pub async fn open_with_egress(folder: &Path, egress: EgressGuard, settings: Settings) -> Arc<Hub> {
+    open_parts(folder, open_database(folder).await, None, egress, settings).await
+}
+
+async fn open_parts(
+    folder: &Path,
+    database: Arc<dyn hub_store::HubDatabase>,
+    registry: Option<Arc<dyn SchemaRegistry>>,
+    egress: EgressGuard,
+    settings: Settings,
+) -> Arc<Hub> {
     // Installed before a hub counts or logs anything.
     metrics();
     log();
     let sealer = Sealer::open(&folder.join("hub.key")).unwrap();
-    let client = Client::new(ClientOptions::default());
+    let client = Client::new(ClientOptions { egress, ..ClientOptions::default() });
     let (channel_buses, sources, roles) = Default::default();
     Hub::start(Parts { database, bus: None, registry, channel_buses, sources, client, sealer, settings, roles })
         .await
@@ -150,6 +168,17 @@ pub fn with_fast_retries() -> Settings {
 }
 
 pub async fn subscribe(hub: &Hub, event_type: &str, subscriber: &str, endpoint: &str, auth: Option<AuthIn>) {
+    try_subscribe(hub, event_type, subscriber, endpoint, auth).await.unwrap();
+}
+
+/// Creates a subscription, and its definition if there is none, and returns the subscription's id.
+pub async fn try_subscribe(
+    hub: &Hub,
+    event_type: &str,
+    subscriber: &str,
+    endpoint: &str,
+    auth: Option<AuthIn>,
+) -> Result<Uuid, RegistrationError> {
     let key = EventKey { event_type: event_type.to_owned(), ..EventKey::default() };
     let known = hub.registrations().create_definition(key.clone(), None).await;
     drop(known);
@@ -160,7 +189,10 @@ pub async fn subscribe(hub: &Hub, event_type: &str, subscriber: &str, endpoint: 
         auth,
         ..SubscriptionIn::default()
     };
-    hub.registrations().create_subscription(subscription.validate().unwrap()).await.unwrap();
+    let created = hub.registrations().create_subscription(subscription.validate().unwrap()).await?;
+    Ok(match created {
+        Created::New(made) | Created::Existing(made) => made.value.id,
+    })
 }
 
 pub async fn publish(hub: &Hub, json: &str) -> String {

@@ -35,15 +35,16 @@ fn insert() -> String {
         "WITH new AS MATERIALIZED (
              SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[],
                      $8::text[], $9::bigint[], $10::text[], $11::text[], $12::text[], $13::timestamptz[], $14::boolean[],
-                     $15::bigint[], $16::bytea[], $17::text[])
+                     $15::smallint[], $16::bigint[], $17::bytea[], $18::text[])
                  AS new (id, delivery_id, event_id, subscription_id, subscriber_id, event_type, domain, endpoint,
-                     attempts, error, error_code, error_cause, first_failed_at, deferred, delay, envelope, readable)
+                     attempts, error, error_code, error_cause, first_failed_at, deferred, status, delay, envelope,
+                     readable)
          ), inserted AS (
              INSERT INTO dlt_event (id, delivery_id, event_id, subscription_id, subscriber_id, event_type, domain,
-                 endpoint, attempts, error, error_code, error_cause, first_failed_at, deferred, scheduled_at,
+                 endpoint, attempts, error, error_code, error_cause, first_failed_at, deferred, status, scheduled_at,
                  created_at, updated_at)
              SELECT id, delivery_id, event_id, subscription_id, subscriber_id, event_type, domain, endpoint,
-                 least(attempts, 2147483647), error, error_code, error_cause, first_failed_at, deferred,
+                 least(attempts, 2147483647), error, error_code, error_cause, first_failed_at, deferred, status,
                  now() + delay * interval '1 microsecond', {NOW_MS}, {NOW_MS}
              FROM new ORDER BY delivery_id
              ON CONFLICT (delivery_id) DO NOTHING
@@ -158,6 +159,7 @@ async fn insert_chunk(connection: &mut PgConnection, letters: &[(String, NewDead
         .bind(column(letters, |letter| letter.error_cause.as_deref().map(storable_text)))
         .bind(column(letters, |letter| storable(letter.fields.first_failed_at)))
         .bind(column(letters, |letter| letter.is_deferred))
+        .bind(column(letters, |letter| letter.status().code()))
         .bind(column(letters, |letter| letter.first_delay.map(micros)))
         .bind(column(letters, |letter| &letter.envelope[..]))
         .bind(texts(letters, |letter| &letter.readable));

@@ -142,11 +142,11 @@ async fn insert(
     letters: Arc<Vec<(String, NewDeadLetter)>>,
 ) -> Result<(), sqlx::Error> {
     for chunk in letters.chunks(CHUNK) {
-        let row = format!("(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {NOW_MS} + ?, {NOW_MS}, {NOW_MS})");
+        let row = format!("(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {NOW_MS} + ?, {NOW_MS}, {NOW_MS})");
         let rows = vec![row; chunk.len()].join(", ");
         let mut query = sqlx::query_scalar(AssertSqlSafe(format!(
             "INSERT INTO dlt_event (id, delivery_id, event_id, subscription_id, subscriber_id, event_type, domain,
-                 endpoint, attempts, error, error_code, error_cause, first_failed_at, deferred, scheduled_at,
+                 endpoint, attempts, error, error_code, error_cause, first_failed_at, deferred, status, scheduled_at,
                  created_at, updated_at)
              VALUES {rows} ON CONFLICT (delivery_id) DO NOTHING
              RETURNING id"
@@ -168,6 +168,7 @@ async fn insert(
                 .bind(&letter.error_cause)
                 .bind(fields.first_failed_at.timestamp_millis())
                 .bind(letter.is_deferred)
+                .bind(letter.status().code())
                 .bind(letter.first_delay.map(millis));
         }
         let inserted: HashSet<String> = query.fetch_all(&mut *connection).await?.into_iter().collect();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use posthaste_core::{Failure, Outcome};
-use posthaste_webhook::{Auth, Client, ClientOptions, Endpoint, Request};
+use posthaste_webhook::{Auth, Client, ClientOptions, EgressGuard, EgressPolicy, Endpoint, Request};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -122,7 +122,12 @@ impl Subscriber {
 }
 
 pub fn client() -> Client {
-    Client::new(ClientOptions::default())
+    Client::new(options())
+}
+
+/// The default options, and subscribers on the same machine are allowed.
+pub fn options() -> ClientOptions {
+    ClientOptions { egress: EgressGuard::new(EgressPolicy::allowing_loopback()), ..ClientOptions::default() }
 }
 
 pub fn request(endpoint: &str) -> Request {
