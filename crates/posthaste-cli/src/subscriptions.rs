@@ -3,7 +3,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{ArgAction, Subcommand};
-use posthaste_api::{AuthIn, AuthOut, Headers, Input, InputError, PayloadType, Secret, Subscription, SubscriptionIn};
+use posthaste_api::{
+    AuthIn, AuthOut, FilterCondition, FilterConditionIn, Headers, Input, InputError, JsonText, PayloadType, Secret,
+    Subscription, SubscriptionIn,
+};
 use posthaste_hub::{Created, SubscriptionRequest};
 use posthaste_webhook::Endpoint;
 use uuid::Uuid;
@@ -78,6 +81,16 @@ pub struct SubscriptionFlags {
     /// Only events of this tenant
     #[arg(long = "tenant", value_name = "ID", visible_alias = "tenant-id")]
     tenant_id: Option<String>,
+    /// Only events whose JSON payload meets this condition: PATH OP [JSON], such as '/country eq "DE"'; can be repeated,
+    /// and replaces all earlier conditions
+    ///
+    /// PATH is a JSON pointer; one with spaces is written as a JSON text, and "" is the whole payload. OP is eq, ne, in,
+    /// prefix or exists. JSON is the value to compare with, such as 100, "DE" or ["DE", "AT"].
+    #[arg(long = "filter", value_name = "CONDITION", value_parser = condition)]
+    filter: Vec<FilterConditionIn>,
+    /// Remove all conditions
+    #[arg(long, conflicts_with = "filter")]
+    no_filter: bool,
     /// true to deliver events to the subscription, false to match none
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     active: Option<bool>,
@@ -210,6 +223,9 @@ impl SubscriptionFlags {
         subscription.timeout = self.timeout.or(subscription.timeout);
         subscription.max_retry = self.max_retry.or(subscription.max_retry);
         subscription.tenant_id = self.tenant_id.or(subscription.tenant_id);
+        if !self.filter.is_empty() || self.no_filter {
+            subscription.filter = Some(self.filter);
+        }
         subscription.active = self.active.unwrap_or(subscription.active);
         subscription.auth = self.auth.read()?.or(subscription.auth);
         Ok(subscription)
@@ -282,17 +298,19 @@ fn unchanged(subscription: &Subscription) -> SubscriptionIn {
         timeout: subscription.timeout.clone(),
         max_retry: subscription.max_retry,
         tenant_id: subscription.tenant_id.clone(),
+        filter: Some(subscription.filter.iter().cloned().map(FilterConditionIn::from).collect()),
         active: subscription.active,
     }
 }
 
 fn list(page: &Page<Subscription>) -> Table {
-    let mut table = Table::new(["ID", "SUBSCRIBER", "EVENT", "ENDPOINT", "AUTH", "ACTIVE"]);
+    let mut table = Table::new(["ID", "SUBSCRIBER", "EVENT", "FILTER", "ENDPOINT", "AUTH", "ACTIVE"]);
     for subscription in &page.items {
         table.row([
             subscription.id.to_string(),
             subscription.subscriber_id.clone(),
             key_text(&subscription.event_key),
+            filter_text(&subscription.filter),
             subscription.endpoint.clone(),
             auth_text(&subscription.auth),
             yes_or_no(subscription.active),
@@ -315,10 +333,49 @@ fn detail(subscription: &Subscription) -> Table {
         ("timeout", subscription.timeout.clone().unwrap_or_default()),
         ("max retry", subscription.max_retry.map(|retries| retries.to_string()).unwrap_or_default()),
         ("tenant", subscription.tenant_id.clone().unwrap_or_default()),
+        ("filter", filter_text(&subscription.filter)),
         ("active", yes_or_no(subscription.active)),
         ("created", moment(subscription.created_at)),
         ("updated", moment(subscription.updated_at)),
     ])
+}
+
+/// Reads `PATH OP [JSON]`. The operator and the value are checked with the whole subscription.
+fn condition(text: &str) -> Result<FilterConditionIn, String> {
+    const FORM: &str = r#"write PATH OP [JSON], such as '/country eq "DE"'"#;
+    let text = text.trim();
+    let (path, rest) = match text.starts_with('"') {
+        true => {
+            let mut values = serde_json::Deserializer::from_str(text).into_iter::<String>();
+            let path = values.next().and_then(Result::ok).ok_or(FORM)?;
+            (path, &text[values.byte_offset()..])
+        }
+        false => {
+            let (path, rest) = text.split_once(char::is_whitespace).ok_or(FORM)?;
+            (path.to_owned(), rest)
+        }
+    };
+    let rest = rest.trim_start();
+    let (op, value) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+    if op.is_empty() {
+        return Err(FORM.to_owned());
+    }
+    let value = Some(value.trim()).filter(|value| !value.is_empty()).map(JsonText::new);
+    Ok(FilterConditionIn { path: Some(path), op: Some(op.to_owned()), value })
+}
+
+/// The conditions in the form that `--filter` reads.
+fn filter_text(filter: &[FilterCondition]) -> String {
+    let text = |condition: &FilterCondition| {
+        let is_plain = !condition.path.is_empty() && !condition.path.contains(char::is_whitespace);
+        let path = match is_plain {
+            true => condition.path.clone(),
+            false => serde_json::Value::from(condition.path.as_str()).to_string(),
+        };
+        let value = condition.value.as_ref().map(|value| format!(" {value}"));
+        format!("{path} {}{}", condition.op.name(), value.unwrap_or_default())
+    };
+    filter.iter().map(text).collect::<Vec<_>>().join(" and ")
 }
 
 fn auth_text(auth: &AuthOut) -> String {
@@ -346,6 +403,35 @@ mod tests {
         assert_eq!(secret_in(&path).unwrap().expose(), " s3cret ");
         let error = secret_in(&folder.path().join("none")).unwrap_err();
         assert!(error.to_string().contains("none cannot be read"));
+    }
+
+    #[test]
+    fn a_condition_has_a_path_an_operator_and_a_value() {
+        for (text, path, op, value) in [
+            (r#"/country eq "DE""#, "/country", "eq", Some(r#""DE""#)),
+            ("  /total   in  [1, 2.50] ", "/total", "in", Some("[1, 2.50]")),
+            ("/note exists", "/note", "exists", None),
+            ("/note exists false", "/note", "exists", Some("false")),
+            (r#""/first name" prefix "A b""#, "/first name", "prefix", Some(r#""A b""#)),
+            (r#""" eq 1"#, "", "eq", Some("1")),
+        ] {
+            let read = condition(text).unwrap();
+            assert_eq!((read.path.as_deref(), read.op.as_deref()), (Some(path), Some(op)), "{text}");
+            assert_eq!(read.value.as_ref().map(JsonText::as_str), value, "{text}");
+        }
+        for text in ["", "/country", r#""/unfinished eq 1"#, r#""/only""#] {
+            assert!(condition(text).unwrap_err().contains("PATH OP [JSON]"), "{text}");
+        }
+    }
+
+    #[test]
+    fn shown_conditions_can_be_given_again() {
+        let text = r#"[{"path":"/a b","op":"eq","value":null},{"path":"","op":"exists"},{"path":"/c","op":"in","value":[1.0]}]"#;
+        let conditions: Vec<FilterCondition> = serde_json::from_str(text).unwrap();
+        assert_eq!(filter_text(&conditions), r#""/a b" eq null and "" exists and /c in [1.0]"#);
+        for written in conditions {
+            assert_eq!(condition(&filter_text(std::slice::from_ref(&written))).unwrap(), written.into());
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod channels;
 mod commit_unknown;
 mod crash;
 mod delivery;
+mod filters;
 mod foreign_clients;
 mod isolation;
 mod kafka;
