@@ -6,6 +6,7 @@ use tokio::sync::Mutex;
 
 mod filtered;
 mod index;
+mod key;
 mod payload;
 
 pub use index::{ActiveSubscription, SubscriptionIndex};

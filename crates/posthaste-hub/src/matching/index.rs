@@ -7,17 +7,8 @@ use posthaste_core::filter::Filter;
 use posthaste_core::hub_store::{Definition, Subscription, SubscriptionFields};
 
 use super::filtered::Filtered;
+use super::key::{AnyKey, Key, PARTS, PartHasher};
 use super::payload::Payload;
-
-/// The parts of a key: source service, event type, resource type, operation type, tenant.
-const PARTS: usize = 5;
-
-/// A key as the numbers of its names, so that a look-up hashes a few bytes.
-type Key = [Name; PARTS];
-type Name = u32;
-
-/// Stands in a key for every value and for its absence.
-const ANY_NAME: Name = 0;
 
 /// The number of a subscription, in the order of creation.
 pub(super) type Position = u32;
@@ -27,7 +18,7 @@ pub(super) type Position = u32;
 #[derive(Default)]
 pub struct SubscriptionIndex {
     active: Vec<Arc<ActiveSubscription>>,
-    names: HashMap<Box<str>, Name>,
+    hasher: PartHasher,
     keys: HashMap<Key, Subscribed>,
     /// The combinations of wildcards in use: true for each part that is a wildcard.
     wildcards: Vec<[bool; PARTS]>,
@@ -50,36 +41,36 @@ impl SubscriptionIndex {
         let mut index = Self { active: Vec::with_capacity(active.len()), ..Self::default() };
         let mut positions: HashMap<Key, (Vec<Position>, Vec<Position>)> = HashMap::new();
         for (position, (definition, subscription)) in (0..).zip(active) {
-            let key = index.key_of(&definition, &subscription.fields);
-            let (unfiltered, filtered) = positions.entry(key).or_default();
+            let key = key_of(&definition, &subscription.fields);
+            let (unfiltered, filtered) = positions.entry(Key::new(&index.hasher.hashed(key))).or_default();
             let list = if subscription.fields.filter.is_empty() { unfiltered } else { filtered };
             list.push(position);
             index.active.push(Arc::new(ActiveSubscription { subscription }));
         }
         for (key, (unfiltered, filtered)) in positions {
             let filtered = (!filtered.is_empty()).then(|| Box::new(Filtered::new(&filtered, &index.active)));
-            index.keys.insert(key, Subscribed { unfiltered, filtered });
-            let wildcards = key.map(|name| name == ANY_NAME);
+            let wildcards = key.wildcards();
             if !index.wildcards.contains(&wildcards) {
                 index.wildcards.push(wildcards);
             }
+            index.keys.insert(key, Subscribed { unfiltered, filtered });
         }
         index
     }
 
     /// The subscriptions that match the event, oldest first.
     pub fn matching(&self, event: &EventHubEvent) -> Vec<&Arc<ActiveSubscription>> {
-        let name = |text: Option<&str>| self.names.get(text?).copied();
-        let names = [
-            name(Some(&event.source_service)),
-            name(Some(&event.event_type)),
-            name(event.resource_type.as_deref()),
-            name(event.operation_type.as_deref()),
-            name(event.tenant_id.as_deref()),
-        ];
+        let parts = self.hasher.hashed([
+            Some(&event.source_service),
+            Some(&event.event_type),
+            event.resource_type.as_deref(),
+            event.operation_type.as_deref(),
+            event.tenant_id.as_deref(),
+        ]);
         let payload = Payload::new(event);
         let mut found = Vec::new();
-        for subscribed in self.wildcards.iter().filter_map(|wildcards| self.keys.get(&key(names, wildcards)?)) {
+        for key in self.wildcards.iter().filter_map(|wildcards| parts.key(wildcards)) {
+            let Some(subscribed) = self.keys.get(&key as &dyn AnyKey) else { continue };
             found.extend_from_slice(&subscribed.unfiltered);
             if let Some(filtered) = &subscribed.filtered {
                 filtered.find(&payload, &self.active, &mut found);
@@ -88,42 +79,20 @@ impl SubscriptionIndex {
         found.sort_unstable();
         found.into_iter().map(|position| &self.active[position as usize]).collect()
     }
-
-    fn key_of(&mut self, definition: &Definition, fields: &SubscriptionFields) -> Key {
-        let key = &definition.fields.key;
-        [
-            self.name_of(&key.source_service),
-            self.name_of(&key.event_type),
-            self.name_of(&key.resource_type),
-            self.name_of(&key.operation_type),
-            // A tenant is a name and no pattern: `*` is a tenant like any other.
-            fields.tenant_id.as_deref().map_or(ANY_NAME, |tenant| self.numbered(tenant)),
-        ]
-    }
-
-    fn name_of(&mut self, part: &str) -> Name {
-        if part == ANY { ANY_NAME } else { self.numbered(part) }
-    }
-
-    fn numbered(&mut self, text: &str) -> Name {
-        let next = self.names.len() as Name + 1;
-        match self.names.get(text) {
-            Some(name) => *name,
-            None => *self.names.entry(text.into()).or_insert(next),
-        }
-    }
 }
 
-/// The key that subscriptions with these wildcards have if they match an event with these names. `None` if the
-/// event has no such part, or no subscription names it.
-fn key(names: [Option<Name>; PARTS], wildcards: &[bool; PARTS]) -> Option<Key> {
-    let mut key = [ANY_NAME; PARTS];
-    for (part, is_any) in wildcards.iter().enumerate() {
-        if !is_any {
-            key[part] = names[part]?;
-        }
-    }
-    Some(key)
+/// The parts of the key of a subscription; wildcards are absent.
+fn key_of<'a>(definition: &'a Definition, fields: &'a SubscriptionFields) -> [Option<&'a str>; PARTS] {
+    let key = &definition.fields.key;
+    let named = |part: &'a String| Some(part.as_str()).filter(|part| *part != ANY);
+    [
+        named(&key.source_service),
+        named(&key.event_type),
+        named(&key.resource_type),
+        named(&key.operation_type),
+        // A tenant is a name and no pattern: `*` is a tenant like any other.
+        fields.tenant_id.as_deref(),
+    ]
 }
 
 impl ActiveSubscription {
