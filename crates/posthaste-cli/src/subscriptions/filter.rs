@@ -1,6 +1,6 @@
 use posthaste_api::{FilterCondition, FilterConditionIn, JsonText};
 
-/// Reads `PATH OP [JSON]`. The operator and the value are checked with the whole subscription.
+/// Reads `PATH OP [JSON]`. The path and the operator are checked with the whole subscription.
 pub(super) fn condition(text: &str) -> Result<FilterConditionIn, String> {
     const FORM: &str = r#"write PATH OP [JSON], such as '/country eq "DE"'"#;
     let text = text.trim();
@@ -20,7 +20,11 @@ pub(super) fn condition(text: &str) -> Result<FilterConditionIn, String> {
     if op.is_empty() {
         return Err(FORM.to_owned());
     }
-    let value = Some(value.trim()).filter(|value| !value.is_empty()).map(JsonText::new);
+    let value = Some(value.trim()).filter(|value| !value.is_empty());
+    if value.is_some_and(|value| serde_json::from_str::<serde::de::IgnoredAny>(value).is_err()) {
+        return Err(r#"the value is not JSON: a text needs quotation marks, such as '/country eq "DE"'"#.to_owned());
+    }
+    let value = value.map(JsonText::new);
     Ok(FilterConditionIn { path: Some(path), op: Some(op.to_owned()), value })
 }
 
@@ -59,6 +63,7 @@ mod tests {
         for text in ["", "/country", r#""/unfinished eq 1"#, r#""/only""#] {
             assert!(condition(text).unwrap_err().contains("PATH OP [JSON]"), "{text}");
         }
+        assert!(condition("/country eq DE").unwrap_err().contains("quotation marks"));
     }
 
     #[test]

@@ -90,7 +90,7 @@ async fn a_refused_filter_stores_nothing(backend: Backend) {
     let refused = server.api.send("PUT", &path, &headers, wrong.to_string()).await.unwrap();
     assert_eq!(refused.status, 400, "{}", refused.text);
     let after = server.api.get("/api/subscriptions").await.unwrap().json();
-    assert_eq!(items(&after), [before]);
+    assert_eq!(items(&after)[..], [before]);
     assert!(server.terminate().await.success());
 }
 
