@@ -2,7 +2,9 @@ use posthaste_core::filter::{Condition, Filter, FilterCondition, FilterOp, JsonT
 use serde::{Deserialize, Serialize};
 
 use crate::checks::Errors;
-use crate::{proto, suggest};
+use crate::input::detail;
+use crate::problem::FieldError;
+use crate::suggest;
 
 /// One condition of a filter, before it is checked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,43 +69,20 @@ impl From<FilterCondition> for FilterConditionIn {
     }
 }
 
-impl From<FilterCondition> for proto::FilterCondition {
-    fn from(condition: FilterCondition) -> Self {
-        Self {
-            op: proto::FilterOp::from(condition.op).into(),
-            path: condition.path,
-            value: condition.value.map(|value| value.as_str().to_owned()),
-        }
-    }
+/// The conditions as Protobuf carries them: each as JSON text, so that numbers keep all their digits.
+pub fn filter_to_proto(filter: &[FilterCondition]) -> Vec<String> {
+    // A condition that was checked can always be written.
+    filter.iter().map(|condition| serde_json::to_string(condition).unwrap_or_default()).collect()
 }
 
-impl From<proto::FilterCondition> for FilterConditionIn {
-    /// An operator that is not known is refused when the condition is checked, as a missing one is.
-    fn from(condition: proto::FilterCondition) -> Self {
-        let op = match condition.op() {
-            proto::FilterOp::Unspecified => None,
-            proto::FilterOp::Eq => Some(FilterOp::Eq),
-            proto::FilterOp::Ne => Some(FilterOp::Ne),
-            proto::FilterOp::In => Some(FilterOp::In),
-            proto::FilterOp::Prefix => Some(FilterOp::Prefix),
-            proto::FilterOp::Exists => Some(FilterOp::Exists),
-        };
-        Self {
-            path: Some(condition.path),
-            op: op.map(|op| op.name().to_owned()),
-            value: condition.value.map(JsonText::new),
+/// Reads the conditions that Protobuf carries. The rules are checked with the whole subscription.
+pub fn filter_from_proto(filter: &[String]) -> Result<Vec<FilterConditionIn>, Vec<FieldError>> {
+    let (mut conditions, mut errors) = (Vec::new(), Vec::new());
+    for (index, text) in filter.iter().enumerate() {
+        match serde_json::from_str(text) {
+            Ok(condition) => conditions.push(condition),
+            Err(error) => errors.push(FieldError::new(format!("filter[{index}]"), detail(&error.to_string()))),
         }
     }
-}
-
-impl From<FilterOp> for proto::FilterOp {
-    fn from(op: FilterOp) -> Self {
-        match op {
-            FilterOp::Eq => Self::Eq,
-            FilterOp::Ne => Self::Ne,
-            FilterOp::In => Self::In,
-            FilterOp::Prefix => Self::Prefix,
-            FilterOp::Exists => Self::Exists,
-        }
-    }
+    if errors.is_empty() { Ok(conditions) } else { Err(errors) }
 }

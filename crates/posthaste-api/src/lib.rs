@@ -45,7 +45,7 @@ pub use definition::{ANY, Definition, DefinitionIn, EventKey};
 pub use domain::{Domain, UnknownDomain};
 pub use duration::{DurationError, format_duration, parse_duration};
 pub use event::{EventIn, MAX_DELAY, MAX_NAME, is_event_id, is_event_type};
-pub use filter::FilterConditionIn;
+pub use filter::{FilterConditionIn, filter_from_proto, filter_to_proto};
 pub use headers::Headers;
 pub use input::{Input, InputError, read_json, read_json_with};
 pub use mask::{MASK, is_masked_endpoint, masked_endpoint};

@@ -1,8 +1,8 @@
 //! The filter of a subscription: what callers may send, and how each violation is named.
 
 use posthaste_api::{
-    FieldError, FilterCondition, FilterConditionIn, Input, InputError, JsonText, NewSubscription, SubscriptionIn,
-    proto, read_json,
+    FieldError, FilterCondition, FilterConditionIn, Input, InputError, NewSubscription, SubscriptionIn,
+    filter_from_proto, filter_to_proto, read_json,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -89,11 +89,12 @@ fn every_violation_of_a_filter_is_named_with_its_field() {
 fn protobuf_carries_the_same_conditions() {
     let written = r#"[{"path":"/total","op":"ne","value":18446744073709551617},{"path":"","op":"exists"}]"#;
     let conditions: Vec<FilterCondition> = serde_json::from_str(written).unwrap();
-    for condition in conditions {
-        let message = proto::FilterCondition::from(condition.clone());
-        assert_eq!(FilterConditionIn::from(message), FilterConditionIn::from(condition));
-    }
-    let unspecified = proto::FilterCondition { path: "/a".to_owned(), op: 77, value: Some("not JSON".to_owned()) };
-    let unspecified = FilterConditionIn::from(unspecified);
-    assert_eq!((unspecified.op.as_deref(), unspecified.value), (None, Some(JsonText::new("not JSON"))));
+    let carried = filter_to_proto(&conditions);
+    assert_eq!(carried[0], r#"{"path":"/total","op":"ne","value":18446744073709551617}"#);
+    let expected: Vec<_> = conditions.into_iter().map(FilterConditionIn::from).collect();
+    assert_eq!(filter_from_proto(&carried).unwrap(), expected);
+    let wrong = ["{}", "not JSON", r#"{"paht":"/a"}"#].map(str::to_owned);
+    let errors = filter_from_proto(&wrong).unwrap_err();
+    assert_eq!(errors.iter().map(|error| error.field.as_str()).collect::<Vec<_>>(), ["filter[1]", "filter[2]"]);
+    assert!(errors[1].detail.contains("did you mean \"path\"?"), "{errors:?}");
 }
