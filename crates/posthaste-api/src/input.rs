@@ -160,19 +160,27 @@ fn culprits<T: Input>((name, value): &(String, &RawValue), message: String) -> V
         let text = format!("{{{}:{inside}}}", quoted(name));
         serde_json::from_str::<T>(&text).map(drop).map_err(|error| self::message(&error))
     };
+    let name = shortened(name, 64);
+    let errors = inner_culprits(&name, value, &holds);
+    if errors.is_empty() { vec![FieldError::new(name, detail(&message))] } else { errors }
+}
+
+/// Which parts of the value at `place` make it unreadable; none if no single part does. `holds` reads another value in its
+/// place.
+fn inner_culprits(place: &str, value: &RawValue, holds: &dyn Fn(String) -> Result<(), String>) -> Vec<FieldError> {
     let mut errors = Vec::new();
     if let Ok(Fields(fields)) = serde_json::from_str::<Fields<'_>>(value.get()) {
         let text = |(name, value): &(String, &RawValue)| format!("{}:{value}", quoted(name));
         let tag = fields.iter().find(|(name, _)| name == TAG).map(text);
         match (holds(format!("{{{}}}", tag.clone().unwrap_or_default())), &tag) {
-            (Err(message), Some(_)) => errors.push(FieldError::new(format!("{name}.{TAG}"), detail(&message))),
-            (Err(message), None) => errors.push(FieldError::new(name, detail(&message))),
+            (Err(message), Some(_)) => errors.push(FieldError::new(format!("{place}.{TAG}"), detail(&message))),
+            (Err(message), None) => errors.push(FieldError::new(place, detail(&message))),
             (Ok(()), _) => {
                 for field in fields.iter().filter(|(name, _)| name != TAG) {
                     let with_tag: Vec<String> = tag.iter().cloned().chain([text(field)]).collect();
                     if let Err(message) = holds(format!("{{{}}}", with_tag.join(","))) {
                         let inner = shortened(&field.0, 64);
-                        errors.push(FieldError::new(format!("{name}.{inner}"), detail(&message)));
+                        errors.push(FieldError::new(format!("{place}.{inner}"), detail(&message)));
                     }
                 }
             }
@@ -182,12 +190,14 @@ fn culprits<T: Input>((name, value): &(String, &RawValue), message: String) -> V
     {
         for (index, item) in items.iter().enumerate() {
             if let Err(message) = holds(format!("[{item}]")) {
-                errors.push(FieldError::new(format!("{name}[{index}]"), detail(&message)));
+                let place = format!("{place}[{index}]");
+                let inner = inner_culprits(&place, item, &|inside| holds(format!("[{inside}]")));
+                match inner.is_empty() {
+                    true => errors.push(FieldError::new(place, detail(&message))),
+                    false => errors.extend(inner),
+                }
             }
         }
-    }
-    if errors.is_empty() {
-        errors.push(FieldError::new(shortened(name, 64), detail(&message)));
     }
     errors
 }

@@ -1,6 +1,7 @@
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use posthaste_core::filter::{Filter, FilterCondition};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -9,6 +10,7 @@ use crate::checks::Errors;
 use crate::definition::EventKey;
 use crate::duration::parse_duration;
 use crate::event::{MAX_NAME, MAX_TEXT};
+use crate::filter::{self, FilterConditionIn};
 use crate::headers::Headers;
 use crate::problem::FieldError;
 use crate::proto;
@@ -50,6 +52,9 @@ pub struct Subscription {
     /// Only events of this tenant; absent for all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant_id: Option<String>,
+    /// Only events with a JSON payload for which all of these hold; absent for all events.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub filter: Vec<FilterCondition>,
     /// False if no events are to be matched to it.
     pub active: bool,
     /// When it was made.
@@ -95,6 +100,9 @@ pub struct SubscriptionIn {
     /// Only events of this tenant; absent for all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant_id: Option<String>,
+    /// Only events with a JSON payload for which all of these hold, at most 16; absent or empty for all events.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filter: Option<Vec<FilterConditionIn>>,
     /// False if no events are to be matched to it.
     #[serde(default = "yes")]
     pub active: bool,
@@ -124,6 +132,8 @@ pub struct NewSubscription {
     pub max_retry: Option<u32>,
     /// Only events of this tenant; `None` for all.
     pub tenant_id: Option<String>,
+    /// Only events with such a payload.
+    pub filter: Filter,
     /// False if no events are to be matched to it.
     pub active: bool,
 }
@@ -190,6 +200,7 @@ impl SubscriptionIn {
         if let Some(tenant_id) = &self.tenant_id {
             errors.check_name("tenantId", tenant_id, MAX_TEXT, ": leave it out for all tenants");
         }
+        let filter = filter::filter(self.filter.unwrap_or_default(), &mut errors);
         errors.none_or(()).map(|()| NewSubscription {
             subscriber_id: self.subscriber_id,
             target,
@@ -201,6 +212,7 @@ impl SubscriptionIn {
             timeout,
             max_retry: self.max_retry,
             tenant_id: self.tenant_id,
+            filter,
             active: self.active,
         })
     }
@@ -221,6 +233,7 @@ impl Default for SubscriptionIn {
             timeout: None,
             max_retry: None,
             tenant_id: None,
+            filter: None,
             active: true,
         }
     }

@@ -164,6 +164,7 @@ fn secrets_are_never_returned() {
             timeout: None,
             max_retry: None,
             tenant_id: None,
+            filter: Vec::new(),
             active: true,
             created_at: DateTime::UNIX_EPOCH,
             updated_at: DateTime::UNIX_EPOCH,

@@ -5,6 +5,7 @@ mod embedded;
 mod engine;
 mod idle;
 mod isolation;
+mod matching;
 mod server;
 mod sources;
 mod subscriber;
@@ -16,7 +17,7 @@ use crate::output::{self, Table};
 
 #[derive(clap::Args)]
 pub struct BenchOptions {
-    /// What to measure [default: everything but isolation and sources]
+    /// What to measure [default: everything but isolation, matching and sources]
     #[arg(value_enum)]
     name: Option<Name>,
     /// Do a tenth of the work, for a rough result
@@ -39,6 +40,8 @@ enum Name {
     Idle,
     /// How bad endpoints affect the healthy ones
     Isolation,
+    /// The cost of matching an event to 1 to 100,000 subscriptions
+    Matching,
     /// From the outbox tables of 1, 10 and 100 services to the bus
     Sources,
 }
@@ -121,6 +124,9 @@ pub async fn run(options: BenchOptions) -> anyhow::Result<()> {
     }
     if selected(Name::Embedded) {
         figures.extend(measure("embedded", embedded::run(options.quick)).await?);
+    }
+    if options.name == Some(Name::Matching) {
+        figures.extend(measure("matching", matching::run(options.quick)).await?);
     }
     if options.name == Some(Name::Sources) {
         figures.extend(measure("sources", sources::run(options.quick)).await?);

@@ -3,7 +3,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{ArgAction, Subcommand};
-use posthaste_api::{AuthIn, AuthOut, Headers, Input, InputError, PayloadType, Secret, Subscription, SubscriptionIn};
+use posthaste_api::{
+    AuthIn, AuthOut, FilterConditionIn, Headers, Input, InputError, PayloadType, Secret, Subscription, SubscriptionIn,
+};
 use posthaste_hub::{Created, SubscriptionRequest};
 use posthaste_webhook::Endpoint;
 use uuid::Uuid;
@@ -12,6 +14,10 @@ use crate::client::{Client, Page};
 use crate::definitions::{KeyFlags, ListPart, id, key_text, say_total};
 use crate::exit::UsageError;
 use crate::output::{Output, Table, moment, say};
+
+mod filter;
+
+use filter::{condition, filter_text};
 
 /// The password, if no file contains it. There is no flag for it: all users of the machine can see arguments.
 const PASSWORD_VARIABLE: &str = "POSTHASTE_PASSWORD";
@@ -78,6 +84,16 @@ pub struct SubscriptionFlags {
     /// Only events of this tenant
     #[arg(long = "tenant", value_name = "ID", visible_alias = "tenant-id")]
     tenant_id: Option<String>,
+    /// Only events whose JSON payload meets this condition: PATH OP [JSON], such as '/country eq "DE"'; can be repeated,
+    /// and replaces all earlier conditions
+    ///
+    /// PATH is a JSON pointer; one with spaces is written as a JSON text, and "" is the whole payload. OP is eq, ne, in,
+    /// prefix or exists. JSON is the value to compare with, such as 100, "DE" or ["DE", "AT"].
+    #[arg(long = "filter", value_name = "CONDITION", value_parser = condition)]
+    filter: Vec<FilterConditionIn>,
+    /// Remove all conditions
+    #[arg(long, conflicts_with = "filter")]
+    no_filter: bool,
     /// true to deliver events to the subscription, false to match none
     #[arg(long, value_name = "BOOL", action = ArgAction::Set)]
     active: Option<bool>,
@@ -210,6 +226,9 @@ impl SubscriptionFlags {
         subscription.timeout = self.timeout.or(subscription.timeout);
         subscription.max_retry = self.max_retry.or(subscription.max_retry);
         subscription.tenant_id = self.tenant_id.or(subscription.tenant_id);
+        if !self.filter.is_empty() || self.no_filter {
+            subscription.filter = Some(self.filter);
+        }
         subscription.active = self.active.unwrap_or(subscription.active);
         subscription.auth = self.auth.read()?.or(subscription.auth);
         Ok(subscription)
@@ -282,17 +301,19 @@ fn unchanged(subscription: &Subscription) -> SubscriptionIn {
         timeout: subscription.timeout.clone(),
         max_retry: subscription.max_retry,
         tenant_id: subscription.tenant_id.clone(),
+        filter: Some(subscription.filter.iter().cloned().map(FilterConditionIn::from).collect()),
         active: subscription.active,
     }
 }
 
 fn list(page: &Page<Subscription>) -> Table {
-    let mut table = Table::new(["ID", "SUBSCRIBER", "EVENT", "ENDPOINT", "AUTH", "ACTIVE"]);
+    let mut table = Table::new(["ID", "SUBSCRIBER", "EVENT", "FILTER", "ENDPOINT", "AUTH", "ACTIVE"]);
     for subscription in &page.items {
         table.row([
             subscription.id.to_string(),
             subscription.subscriber_id.clone(),
             key_text(&subscription.event_key),
+            filter_text(&subscription.filter),
             subscription.endpoint.clone(),
             auth_text(&subscription.auth),
             yes_or_no(subscription.active),
@@ -315,6 +336,7 @@ fn detail(subscription: &Subscription) -> Table {
         ("timeout", subscription.timeout.clone().unwrap_or_default()),
         ("max retry", subscription.max_retry.map(|retries| retries.to_string()).unwrap_or_default()),
         ("tenant", subscription.tenant_id.clone().unwrap_or_default()),
+        ("filter", filter_text(&subscription.filter)),
         ("active", yes_or_no(subscription.active)),
         ("created", moment(subscription.created_at)),
         ("updated", moment(subscription.updated_at)),

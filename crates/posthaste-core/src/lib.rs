@@ -27,6 +27,7 @@ mod trace;
 mod wakeup;
 
 pub mod bus;
+pub mod filter;
 pub mod hub_store;
 pub mod log;
 pub mod metric_names;

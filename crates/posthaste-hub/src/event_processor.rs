@@ -9,7 +9,7 @@ use posthaste_core::{BusItem, Delivery, Failure, FailureClass, Outcome, Sink, lo
 
 use crate::domains;
 use crate::envelope::{self, IdAndTime, id_and_time};
-use crate::matching::{ActiveSubscription, ActiveSubscriptions, SubscriptionMatcher};
+use crate::matching::{ActiveSubscription, SubscriptionIndex, SubscriptionMatcher};
 use crate::settings::Settings;
 use crate::topics::TopicNames;
 
@@ -47,22 +47,33 @@ impl FanOut {
         Self { bus, matcher, topics, settings: settings.clone(), sent: Mutex::default() }
     }
 
-    /// The deliveries of one event that have no record yet. The iterator encodes each when it returns it.
+    /// The deliveries of one event to `matching` that have no record yet. The iterator encodes each when it returns it.
     fn address<'a>(
         &'a self,
         index: usize,
         event: &'a EventHubEvent,
-        active: &'a ActiveSubscriptions,
+        matching: Vec<&'a Arc<ActiveSubscription>>,
     ) -> impl Iterator<Item = Addressed> + Send + 'a {
         let domain = domains::domain_of(&self.settings.routing, event);
         let sent = lock(&self.sent).get(&id_and_time(event)).cloned().unwrap_or_default();
-        let matching = active.matching(event);
-        let unsent = matching.filter(move |active| !sent.contains(&active.subscription.id));
+        let unsent = matching.into_iter().filter(move |active| !sent.contains(&active.subscription.id));
         unsent.map(move |active| Addressed {
             event: index,
             subscription: active.clone(),
             record: envelope::delivery_record(&self.topics, domain, event, active, &self.settings.delivery),
         })
+    }
+
+    /// Publishes the deliveries of these events; also returns how many events match no subscription. An event is matched
+    /// when the deliveries before it are published, so the memory does not grow with the batch.
+    async fn publish(&self, events: &[Arc<EventHubEvent>], active: &SubscriptionIndex) -> (Vec<Published>, u64) {
+        let mut unmatched = 0;
+        let deliveries = events.iter().enumerate().flat_map(|(index, event)| {
+            let matching = active.matching(event);
+            unmatched += u64::from(matching.is_empty());
+            self.address(index, event, matching)
+        });
+        (publish_in_parts(&*self.bus, deliveries).await, unmatched)
     }
 
     /// Remembers the deliveries that a partly failed publish has published: the next attempt publishes only the rest.
@@ -110,10 +121,8 @@ impl Sink for FanOut {
             }
         };
         let events: Vec<_> = batch.iter().map(|delivery| delivery.item().value.clone()).collect();
-        let unmatched = events.iter().filter(|event| active.matching(event).next().is_none()).count();
-        metrics::counter!(UNMATCHED).increment(unmatched as u64);
-        let deliveries = events.iter().enumerate().flat_map(|(index, event)| self.address(index, event, &active));
-        let published = publish_in_parts(&*self.bus, deliveries).await;
+        let (published, unmatched) = self.publish(&events, &active).await;
+        metrics::counter!(UNMATCHED).increment(unmatched);
 
         let mut failures: HashMap<usize, Failure> = HashMap::new();
         for one in &published {

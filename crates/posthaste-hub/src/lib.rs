@@ -44,6 +44,7 @@ mod webhook_dispatcher;
 pub use channels::ChannelError;
 pub use hub::{ChannelBus, ExternalBus, Hub, Parts, StartError};
 pub use ingest::{Accepted, Ingest, IngestError};
+pub use matching::{ActiveSubscription, SubscriptionIndex};
 pub use posthaste_core::hub_store::{
     Created, DeadLetterCursor, DeadLetterFilter, DeadLetterSort, DeadLetterSortKey, DeadLetterStatus, PageRequest,
     QuarantineCursor, QuarantineFilter, QuarantineStatus, READ_RECORDS, RegistryError, SubscriptionFilter,

@@ -100,7 +100,8 @@ impl Registrations {
         Ok(Listed { items, total: page.total, has_more: page.has_more })
     }
 
-    /// Creates a subscription, or returns the existing one of the same subscriber, events, tenant and endpoint.
+    /// Creates a subscription, or returns the existing one of the same subscriber, events, tenant, filter and
+    /// endpoint.
     pub async fn create_subscription(
         &self,
         new: NewSubscription,
@@ -192,6 +193,7 @@ impl Registrations {
             timeout: new.timeout,
             max_retry: new.max_retry,
             tenant_id: new.tenant_id,
+            filter: new.filter,
             active: new.active,
         })
     }
@@ -257,6 +259,7 @@ impl Registrations {
             timeout: fields.timeout.map(posthaste_api::format_duration),
             max_retry: fields.max_retry,
             tenant_id: fields.tenant_id,
+            filter: fields.filter.into(),
             active: fields.active,
             created_at: subscription.created_at,
             updated_at: subscription.updated_at,

@@ -32,6 +32,8 @@ mod session;
 pub mod sources;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod subscription_filter;
 #[cfg(any(feature = "postgres", feature = "mysql", feature = "sqlite"))]
 mod table_sql;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use posthaste_core::filter::Filter;
 use posthaste_core::hub_store::{
     Created, DefinitionFields, EventKey, PageRequest, Registry, RegistryError, Subscription, SubscriptionFields,
     SubscriptionFilter,
@@ -33,8 +34,17 @@ fn subscription(definition_id: &str, subscriber_id: &str) -> SubscriptionFields 
         timeout: Some(std::time::Duration::from_millis(1_500)),
         max_retry: Some(0),
         tenant_id: None,
+        filter: Filter::default(),
         active: true,
     }
+}
+
+/// A filter whose numbers a database could change, and whose null could get lost.
+fn filter() -> Filter {
+    let text = r#"[{"path":"/total","op":"in","value":[1.50,18446744073709551617,1e400]},
+        {"path":"/a~1b","op":"ne","value":null},{"path":"","op":"exists"},
+        {"path":"/name","op":"prefix","value":"it's \u0000 \"é\""}]"#;
+    serde_json::from_str(text).unwrap()
 }
 
 async fn create(registry: &Arc<dyn Registry>, fields: SubscriptionFields) -> Subscription {
@@ -98,10 +108,15 @@ pub async fn subscriptions_are_made_changed_and_removed(harness: &impl HubHarnes
     let mut fields = subscription(&paid.id, "billing");
     fields.max_retry = None;
     fields.tenant_id = Some("acme".to_owned());
+    fields.filter = filter();
     let changed = registry.update_subscription(&made.id, fields.clone(), Some(1)).await.unwrap();
     assert_eq!((changed.version, &changed.fields), (2, &fields));
+    assert_eq!(registry.subscription(&made.id).await.unwrap(), Some(changed));
     let stale = registry.update_subscription(&made.id, fields.clone(), Some(1)).await;
     assert!(matches!(stale, Err(RegistryError::Stale { .. })));
+    fields.filter = Filter::default();
+    let changed = registry.update_subscription(&made.id, fields.clone(), Some(2)).await.unwrap();
+    assert_eq!(changed.fields, fields, "an update without a filter removes it");
     fields.definition_id = "unknown".to_owned();
     let orphan = registry.update_subscription(&made.id, fields, None).await;
     assert!(matches!(orphan, Err(RegistryError::UnknownDefinition)));
@@ -132,7 +147,7 @@ fn new_id() -> String {
     uuid::Uuid::now_v7().to_string()
 }
 
-/// The same subscriber, definition, address and tenant are the same subscription.
+/// The same subscriber, definition, address, tenant and filter are the same subscription.
 pub async fn creating_the_same_subscription_again_returns_the_existing_one(harness: &impl HubHarness) {
     let registry = harness.open(options()).await.registry;
     let placed = registry.create_definition(definition("placed")).await.unwrap();
@@ -142,13 +157,17 @@ pub async fn creating_the_same_subscription_again_returns_the_existing_one(harne
     let again = registry.create_subscription(&new_id(), changed).await.unwrap();
     assert_eq!(again, Created::Existing(first));
     assert_eq!(registry.version().await.unwrap(), version, "nothing changed");
-    // Another subscriber, address or tenant is another subscription.
+    // Another subscriber, address, tenant or filter is another subscription.
     create(&registry, subscription(&placed.id, "audit")).await;
     let elsewhere = Bytes::from_static(b"digest of another address");
     create(&registry, SubscriptionFields { endpoint_digest: elsewhere, ..subscription(&placed.id, "billing") }).await;
     let tenant_id = Some("acme".to_owned());
     create(&registry, SubscriptionFields { tenant_id, ..subscription(&placed.id, "billing") }).await;
-    assert_eq!(registry.subscriptions(&SubscriptionFilter::default(), ALL).await.unwrap().total, 4);
+    let filtered = || SubscriptionFields { filter: filter(), ..subscription(&placed.id, "billing") };
+    let first = create(&registry, filtered()).await;
+    assert_eq!(first.fields, filtered());
+    assert_eq!(registry.create_subscription(&new_id(), filtered()).await.unwrap(), Created::Existing(first));
+    assert_eq!(registry.subscriptions(&SubscriptionFilter::default(), ALL).await.unwrap().total, 5);
 }
 
 /// Lists are in the order of creation. A page after an id has the entries that were created after it.

@@ -7,6 +7,7 @@ mod commit_unknown;
 mod crash;
 mod delivery;
 mod egress;
+mod filters;
 mod foreign_clients;
 mod isolation;
 mod kafka;

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use chrono::{DateTime, Utc};
 
 use crate::StoreError;
+use crate::filter::Filter;
 
 /// Event definitions and subscriptions, with one version number that rises with every change.
 ///
@@ -17,7 +18,7 @@ use crate::StoreError;
 /// - `subscriptions_are_made_changed_and_removed`: a subscription always refers to a definition that exists.
 /// - `every_change_and_nothing_else_moves_the_version`: in the transaction of the change.
 /// - `creating_the_same_subscription_again_returns_the_existing_one`: two subscriptions are the same if they have the
-///   same subscriber, definition, tenant and digest of the address.
+///   same subscriber, definition, tenant, filter and digest of the address.
 /// - `a_page_continues_after_an_id`: lists are sorted by id, which is the order of creation.
 /// - `sealed_credentials_are_remembered`: also after the subscription that had them is deleted.
 ///
@@ -158,6 +159,8 @@ pub struct SubscriptionFields {
     pub max_retry: Option<u32>,
     /// Matches only events of this tenant; `None` for all tenants.
     pub tenant_id: Option<String>,
+    /// Matches only events with such a payload.
+    pub filter: Filter,
     /// False if the subscription receives no events.
     pub active: bool,
 }
@@ -171,6 +174,7 @@ impl std::fmt::Debug for SubscriptionFields {
             .field("endpoint", &self.endpoint)
             .field("auth_type", &self.auth_type)
             .field("tenant_id", &self.tenant_id)
+            .field("filter", &self.filter)
             .field("active", &self.active)
             .finish_non_exhaustive()
     }

@@ -14,6 +14,7 @@ pub(super) const DIALECT: Dialect = Dialect {
         migration!("sqlite", "hub", "0004_schemas"),
         migration!("sqlite", "hub", "0005_outbox", compatible_with 4),
         migration!("sqlite", "hub", "0006_channel_pause", compatible_with 4),
+        migration!("sqlite", "hub", "0007_subscription_filter", compatible_with 4),
     ],
     fill,
     time: "TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP",

@@ -133,6 +133,7 @@ fn subscription(definition_id: &str, digest: &'static str) -> SubscriptionFields
         timeout: None,
         max_retry: None,
         tenant_id: None,
+        filter: Default::default(),
         active: true,
     }
 }

@@ -68,7 +68,7 @@ async fn a_change_looks_up_what_exists(connection: &mut PgConnection) {
     for plan in plans_of(connection, &definitions::of_key(), "('s1', 't1', '*', '*')").await {
         assert!(plan.contains("using event_definition_source_service_event_type"), "{plan}");
     }
-    for plan in plans_of(connection, &subscriptions::same(), "('b1', 'd1', '1', NULL)").await {
+    for plan in plans_of(connection, &subscriptions::same(), "('b1', 'd1', '1', NULL, NULL)").await {
         // By the address, or by another index of the subscriber or of the definition, which have few subscriptions.
         assert!(plan.contains("using subscription_"), "{plan}");
     }

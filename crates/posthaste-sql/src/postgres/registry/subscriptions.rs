@@ -12,19 +12,21 @@ use sqlx::{AssertSqlSafe, PgConnection, Postgres, QueryBuilder, Row};
 use super::{RegistryTables, check_version, page, raise_version};
 use crate::postgres::errors::store_error;
 use crate::postgres::texts::storable_text;
+use crate::subscription_filter::{filter, filter_text};
 
 pub(super) const COLUMNS: &str = "subscription.id, subscriber_id, definition_id, endpoint, endpoint_digest, \
-     payload_type, auth_type, credentials_sealed, header_names, timeout_ms, max_retry, tenant_id, active, \
+     payload_type, auth_type, credentials_sealed, header_names, timeout_ms, max_retry, tenant_id, active, filter, \
      subscription.created_at, subscription.updated_at, subscription.version";
 
 const VERSION_OF: &str = "SELECT version FROM subscription WHERE id = $1";
 
-/// The oldest subscription of the same subscriber and tenant to the same events at the same address. Binds: the
-/// subscriber, the definition, the digest of the address, the tenant.
+/// The oldest subscription of the same subscriber, tenant and filter to the same events at the same address. Binds: the
+/// subscriber, the definition, the digest of the address, the tenant, the filter.
 pub(super) fn same() -> String {
     format!(
         "SELECT {COLUMNS} FROM subscription
          WHERE subscriber_id = $1 AND definition_id = $2 AND endpoint_digest = $3 AND tenant_id IS NOT DISTINCT FROM $4
+             AND filter IS NOT DISTINCT FROM $5
          ORDER BY id LIMIT 1"
     )
 }
@@ -105,14 +107,14 @@ async fn create(
         return Ok(Err(RegistryError::UnknownDefinition));
     }
     let same = sqlx::query(AssertSqlSafe(same())).bind(&fields.subscriber_id).bind(&fields.definition_id);
-    let same = same.bind(&fields.endpoint_digest[..]).bind(&fields.tenant_id);
+    let same = same.bind(&fields.endpoint_digest[..]).bind(&fields.tenant_id).bind(filter_text(&fields.filter)?);
     if let Some(existing) = same.fetch_optional(&mut *connection).await? {
         return Ok(Ok(Created::Existing(read(&existing, 0)?)));
     }
     let sql = format!(
         "INSERT INTO subscription (subscriber_id, definition_id, endpoint, endpoint_digest, payload_type, auth_type,
-             credentials_sealed, header_names, timeout_ms, max_retry, tenant_id, active, id)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) RETURNING {COLUMNS}"
+             credentials_sealed, header_names, timeout_ms, max_retry, tenant_id, active, filter, id)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14) RETURNING {COLUMNS}"
     );
     Ok(Ok(Created::New(write(connection, sql, id, fields).await?)))
 }
@@ -132,8 +134,9 @@ async fn update(
     let sql = format!(
         "UPDATE subscription SET subscriber_id = $1, definition_id = $2, endpoint = $3, endpoint_digest = $4,
              payload_type = $5, auth_type = $6, credentials_sealed = $7, header_names = $8, timeout_ms = $9,
-             max_retry = $10, tenant_id = $11, active = $12, updated_at = clock_timestamp(), version = version + 1
-         WHERE id = $13 RETURNING {COLUMNS}"
+             max_retry = $10, tenant_id = $11, active = $12, filter = $13, updated_at = clock_timestamp(),
+             version = version + 1
+         WHERE id = $14 RETURNING {COLUMNS}"
     );
     write(connection, sql, id, fields).await.map(Ok)
 }
@@ -179,6 +182,7 @@ async fn write(
         .bind(fields.max_retry.map(i64::from))
         .bind(&fields.tenant_id)
         .bind(fields.active)
+        .bind(filter_text(&fields.filter)?)
         .bind(id)
         .fetch_one(&mut *connection)
         .await?;
@@ -204,12 +208,13 @@ pub(super) fn read(row: &PgRow, start: usize) -> Result<Subscription, sqlx::Erro
         max_retry,
         tenant_id: row.try_get(start + 11)?,
         active: row.try_get(start + 12)?,
+        filter: filter(row.try_get(start + 13)?)?,
     };
     Ok(Subscription {
         id: row.try_get(start)?,
         fields,
-        created_at: row.try_get(start + 13)?,
-        updated_at: row.try_get(start + 14)?,
-        version: row.try_get(start + 15)?,
+        created_at: row.try_get(start + 14)?,
+        updated_at: row.try_get(start + 15)?,
+        version: row.try_get(start + 16)?,
     })
 }

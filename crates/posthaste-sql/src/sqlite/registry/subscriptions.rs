@@ -13,9 +13,10 @@ use super::{Refusal, RegistryTables, check_version, page, raise_version};
 use crate::sqlite::clock::{NOW_MS, millis, span, time};
 use crate::sqlite::errors::doing;
 use crate::sqlite::json::json;
+use crate::subscription_filter::{filter, filter_text};
 
 pub(super) const COLUMNS: &str = "subscription.id, subscriber_id, definition_id, endpoint, endpoint_digest, \
-     payload_type, auth_type, credentials_sealed, header_names, timeout_ms, max_retry, tenant_id, active, \
+     payload_type, auth_type, credentials_sealed, header_names, timeout_ms, max_retry, tenant_id, active, filter, \
      subscription.created_at, subscription.updated_at, subscription.version";
 
 const VERSION_OF: &str = "SELECT version FROM subscription WHERE id = ?";
@@ -96,8 +97,8 @@ async fn create(
     }
     let sql = format!(
         "INSERT INTO subscription (subscriber_id, definition_id, endpoint, endpoint_digest, payload_type, auth_type,
-             credentials_sealed, header_names, timeout_ms, max_retry, tenant_id, active, id, created_at, updated_at)
-         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {NOW_MS}, {NOW_MS}) RETURNING {COLUMNS}"
+             credentials_sealed, header_names, timeout_ms, max_retry, tenant_id, active, filter, id, created_at, updated_at)
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, {NOW_MS}, {NOW_MS}) RETURNING {COLUMNS}"
     );
     let made = write(connection, sql, id, fields).await?;
     raise_version(connection).await?;
@@ -118,7 +119,7 @@ async fn update(
     let sql = format!(
         "UPDATE subscription SET subscriber_id = ?, definition_id = ?, endpoint = ?, endpoint_digest = ?,
              payload_type = ?, auth_type = ?, credentials_sealed = ?, header_names = ?, timeout_ms = ?, max_retry = ?,
-             tenant_id = ?, active = ?, updated_at = {NOW_MS}, version = version + 1
+             tenant_id = ?, active = ?, filter = ?, updated_at = {NOW_MS}, version = version + 1
          WHERE id = ? RETURNING {COLUMNS}"
     );
     write(connection, sql, id, fields).await.map(Ok)
@@ -141,17 +142,18 @@ async fn is_defined(connection: &mut SqliteConnection, fields: &SubscriptionFiel
     sqlx::query_scalar(sql).bind(&fields.definition_id).fetch_one(connection).await
 }
 
-/// The oldest subscription of the same subscriber and tenant to the same events at the same address.
+/// The oldest subscription of the same subscriber, tenant and filter to the same events at the same address.
 async fn same(
     connection: &mut SqliteConnection,
     fields: &SubscriptionFields,
 ) -> Result<Option<Subscription>, sqlx::Error> {
     let sql = format!(
         "SELECT {COLUMNS} FROM subscription
-         WHERE subscriber_id = ? AND definition_id = ? AND endpoint_digest = ? AND tenant_id IS ? ORDER BY id LIMIT 1"
+         WHERE subscriber_id = ? AND definition_id = ? AND endpoint_digest = ? AND tenant_id IS ? AND filter IS ?
+         ORDER BY id LIMIT 1"
     );
     let query = sqlx::query(AssertSqlSafe(sql)).bind(&fields.subscriber_id).bind(&fields.definition_id);
-    let query = query.bind(&fields.endpoint_digest[..]).bind(&fields.tenant_id);
+    let query = query.bind(&fields.endpoint_digest[..]).bind(&fields.tenant_id).bind(filter_text(&fields.filter)?);
     query.fetch_optional(connection).await?.map(|row| read(&row, 0)).transpose()
 }
 
@@ -180,6 +182,7 @@ async fn write(
         .bind(fields.max_retry)
         .bind(&fields.tenant_id)
         .bind(fields.active)
+        .bind(filter_text(&fields.filter)?)
         .bind(id)
         .fetch_one(connection)
         .await?;
@@ -202,12 +205,13 @@ pub(super) fn read(row: &SqliteRow, start: usize) -> Result<Subscription, sqlx::
         max_retry: row.try_get(start + 10)?,
         tenant_id: row.try_get(start + 11)?,
         active: row.try_get(start + 12)?,
+        filter: filter(row.try_get(start + 13)?)?,
     };
     Ok(Subscription {
         id: row.try_get(start)?,
         fields,
-        created_at: time(row.try_get(start + 13)?),
-        updated_at: time(row.try_get(start + 14)?),
-        version: row.try_get(start + 15)?,
+        created_at: time(row.try_get(start + 14)?),
+        updated_at: time(row.try_get(start + 15)?),
+        version: row.try_get(start + 16)?,
     })
 }
