@@ -32,7 +32,7 @@ pub enum Code {
 
 impl Code {
     /// All codes.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::Malformed,
         Self::Invalid,
         Self::BatchRefused,
@@ -52,6 +52,7 @@ impl Code {
         Self::Internal,
         Self::CommitUnknown,
         Self::StoreUnavailable,
+        Self::BusUnavailable,
         Self::Stopping,
     ];
 

@@ -45,13 +45,13 @@ pub async fn run(quick: bool) -> anyhow::Result<Vec<Figure>> {
             let nanos = per_match(&index, case, count)?;
             let figure = Figure::new("matching", format!("{count} subscriptions, {}", case.name()), nanos, "ns/event");
             figures.push(if matches!(case, Case::Distinct) { figure.at_most(TARGET) } else { figure });
-            if sizes().last() == Some(count) {
+            if sizes().next_back() == Some(count) {
                 let what = format!("index of {count} subscriptions, {}", case.name());
                 figures.push(Figure::new("matching", what, built.as_secs_f64() * 1_000.0, "ms"));
             }
         }
     }
-    figures.push(load(sizes().last().unwrap_or_default()).await?);
+    figures.push(load(sizes().next_back().unwrap_or_default()).await?);
     Ok(figures)
 }
 

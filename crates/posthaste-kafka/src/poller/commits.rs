@@ -33,7 +33,7 @@ impl Poller {
             return;
         }
         self.committed_at = Instant::now();
-        let partitions = self.to_commit();
+        let partitions = self.partitions_due();
         let result = self.commit(&partitions);
         if let Err(error) = &result {
             if error.rdkafka_error_code().is_some_and(is_rebalance) {
@@ -64,7 +64,7 @@ impl Poller {
     }
 
     /// The partitions to commit now. Those that the cluster refuses are tried less often, and for each flush.
-    fn to_commit(&mut self) -> BTreeSet<i64> {
+    fn partitions_due(&mut self) -> BTreeSet<i64> {
         let tries_refused = !self.flushing.is_empty() || self.refused_tried_at.elapsed() >= REFUSED_INTERVAL;
         if tries_refused {
             self.refused_tried_at = Instant::now();
