@@ -40,11 +40,13 @@ async fn watch(hub: &Weak<Hub>) {
         for (relay, reason) in &hub.readiness().await.stalled {
             watchdog.stalled(relay);
             if watchdog.may_restart(relay, Instant::now(), stall_timeout) {
-                // A part that is not a relay restarts itself.
-                let is_restarted = hub.relays.restart(relay);
-                tracing::error!(relay, reason, is_restarted, "a relay makes no progress while work waits");
-                if is_restarted {
-                    metrics::counter!(RELAY_RESTARTS, "relay" => Channels::label(relay)).increment(1);
+                match hub.relays.restart(relay) {
+                    true => {
+                        metrics::counter!(RELAY_RESTARTS, "relay" => Channels::label(relay)).increment(1);
+                        tracing::error!(relay, reason, "a relay makes no progress and is restarted");
+                    }
+                    // A part that is not a relay continues by itself.
+                    false => tracing::error!(part = relay, reason, "a part makes no progress"),
                 }
             }
         }

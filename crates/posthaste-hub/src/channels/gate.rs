@@ -10,8 +10,8 @@ use tokio::time::Instant;
 /// The pauses between attempts to reach a bus or registry that is away.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// A probe without a result is lost, for example with its lease. Another one may follow after this time.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(60);
+/// A probe without a result may be lost, for example with its lease. Another one may follow after this time.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Decides whether a channel may claim events now.
 ///

@@ -116,7 +116,11 @@ impl TableChannels {
         };
         let gated = {
             let (outbox, event_type) = (inner.outbox.clone(), event_type.to_owned());
-            move || Gated { source: outbox.source(&event_type), gate: gate.clone() }
+            move || {
+                // A relay that is restarted has lost its probe.
+                gate.probed_nothing();
+                Gated { source: outbox.source(&event_type), gate: gate.clone() }
+            }
         };
         let first = gated();
         let again = move || {

@@ -50,12 +50,14 @@ async fn failed_attempts_are_warnings_and_the_last_one_is_an_error() {
 async fn an_outbox_row_that_goes_dead_in_a_channel_is_an_error() {
     let world = start(with_fast_retries()).await;
     world
-        .execute("INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('row-9', 'not a topic', '1')")
+        .execute("INSERT INTO outbox_event (event_id, event_type, payload) VALUES ('row-9', 'not a topic 9', '1')")
         .await;
     let line = until("the dead row is logged", async || {
-        log_lines().into_iter().find(|line| line.contains("ERROR") && line.contains("row-9"))
+        log_lines().into_iter().find(|line| line.contains("ERROR") && line.contains("not a topic 9"))
     })
     .await;
-    assert!(line.contains("channel:not a topic") && line.contains("event_type_refused"), "{line}");
+    assert!(line.contains("became dead") && line.contains("rows=1"), "{line}");
+    let error = "SELECT last_error FROM outbox_event WHERE event_id = 'row-9' AND status = 3";
+    assert!(world.ask::<String>(error).await.contains("event_type_refused"));
     world.hub.stop().await;
 }
