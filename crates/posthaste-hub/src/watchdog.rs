@@ -12,6 +12,12 @@ use crate::channels::Channels;
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 const LONGEST_INTERVAL: Duration = Duration::from_secs(10);
 
+/// A relay is restarted only if it has made no progress for this long, and again only after the second time, however short a
+/// lease is. A restart takes part in a rebalance, and a bus may need many seconds for one: restarts that follow each other
+/// faster would keep the relay from its work.
+const SHORTEST_STALL: Duration = Duration::from_secs(20);
+const SHORTEST_RESTART_INTERVAL: Duration = Duration::from_secs(60);
+
 /// Starts the task that looks for relays that make no progress while work waits, and restarts them.
 ///
 /// It sees what readiness sees, also when nobody asks for readiness. A relay that waits for a bus or a registry is not
@@ -38,7 +44,7 @@ async fn watch(hub: &Weak<Hub>) {
         let Some(hub) = hub.upgrade() else { return };
         let stall_timeout = hub.readiness.stall_timeout;
         for (relay, reason) in &hub.readiness().await.stalled {
-            watchdog.stalled(relay);
+            watchdog.stalled(relay, Instant::now());
             if watchdog.may_restart(relay, Instant::now(), stall_timeout) {
                 match hub.relays.restart(relay) {
                     true => {
@@ -60,20 +66,25 @@ async fn watch(hub: &Weak<Hub>) {
 #[derive(Default)]
 struct Watchdog {
     restarted: HashMap<String, Instant>,
+    /// Since when each relay is known to be stalled. That is a stall timeout after its last progress.
+    since: HashMap<String, Instant>,
     /// The relays that were stalled at the last look, and those that are at this one.
     before: HashSet<String>,
     now: HashSet<String>,
 }
 
 impl Watchdog {
-    fn stalled(&mut self, relay: &str) {
+    fn stalled(&mut self, relay: &str, now: Instant) {
         self.now.insert(relay.to_owned());
+        self.since.entry(relay.to_owned()).or_insert(now);
     }
 
-    /// True if the relay was not restarted for so long that the restart did not help.
+    /// True if the relay is stalled for long, and was not restarted for so long that the restart did not help.
     fn may_restart(&mut self, relay: &str, now: Instant, stall_timeout: Duration) -> bool {
-        let is_early = |restarted: &Instant| now.duration_since(*restarted) < 2 * stall_timeout;
-        if self.restarted.get(relay).is_some_and(is_early) {
+        let interval = (2 * stall_timeout).max(SHORTEST_RESTART_INTERVAL);
+        let is_early = |restarted: &Instant| now.duration_since(*restarted) < interval;
+        let known_for = self.since.get(relay).map_or(Duration::ZERO, |since| now.duration_since(*since));
+        if stall_timeout + known_for < SHORTEST_STALL || self.restarted.get(relay).is_some_and(is_early) {
             return false;
         }
         self.restarted.insert(relay.to_owned(), now);
@@ -90,6 +101,7 @@ impl Watchdog {
             metrics::gauge!(RELAY_STALLED, "relay" => label.clone()).set(is_stalled);
         }
         self.restarted.retain(|relay, _| now.contains(relay));
+        self.since.retain(|relay, _| now.contains(relay));
         self.before = now;
     }
 }
@@ -105,7 +117,7 @@ mod tests {
         let (mut watchdog, start) = (Watchdog::default(), Instant::now());
         let mut look = |after: Duration, is_stalled: bool| {
             if is_stalled {
-                watchdog.stalled("relay");
+                watchdog.stalled("relay", start + after);
             }
             let restarts = is_stalled && watchdog.may_restart("relay", start + after, STALL_TIMEOUT);
             watchdog.report();
@@ -117,5 +129,20 @@ mod tests {
         // It made progress in between, so this is another stall.
         assert!(!look(3 * STALL_TIMEOUT, false));
         assert!(look(3 * STALL_TIMEOUT, true));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_short_lease_causes_no_fast_restarts() {
+        let (mut watchdog, start, second) = (Watchdog::default(), Instant::now(), Duration::from_secs(1));
+        let mut restarts = Vec::new();
+        for after in 0..100 {
+            let now = start + after * second;
+            watchdog.stalled("relay", now);
+            if watchdog.may_restart("relay", now, 3 * second) {
+                restarts.push(after);
+            }
+            watchdog.report();
+        }
+        assert_eq!(restarts, [17, 77], "after 20 s without progress, and a minute later");
     }
 }
