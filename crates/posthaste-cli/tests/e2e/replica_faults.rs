@@ -144,11 +144,20 @@ impl Scene {
     /// Waits until the running servers are ready, and all events and dead letters are done.
     async fn wait_until_ready(&self) {
         for server in self.servers.iter().flatten() {
-            until("the server is ready", async || {
-                let readiness = server.api.get("/readyz").await.ok()?.json();
-                (readiness["status"] == "ready").then_some(())
-            })
-            .await;
+            let mut last = String::new();
+            let ready = async {
+                loop {
+                    if let Ok(readiness) = server.api.get("/readyz").await {
+                        if readiness.json()["status"] == "ready" {
+                            return;
+                        }
+                        last = readiness.text;
+                    }
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            };
+            let is_ready = timeout(Duration::from_secs(60), ready).await.is_ok();
+            assert!(is_ready, "the server is not ready: {last}");
             wait_until_all_is_acked(&server.api).await;
             until("no dead letter is left", async || {
                 for status in ["NEW", "FAILED"] {
