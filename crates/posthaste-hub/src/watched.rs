@@ -34,6 +34,11 @@ impl RelayProgress {
         lock(&self.held_back).clone()
     }
 
+    /// No item waits, also none that failed because of a dependency: another process may have delivered it.
+    fn nothing_waits(&self) {
+        *lock(&self.held_back) = None;
+    }
+
     fn settled(&self, disposition: &Disposition) {
         self.settled.fetch_add(1, Ordering::Relaxed);
         match disposition {
@@ -70,7 +75,11 @@ impl<S: Source<Item: Described>> Source for Watched<S> {
     type Item = S::Item;
 
     async fn claim(&self, limit: usize) -> Result<Claim<S::Item>, StoreError> {
-        self.source.claim(limit).await
+        let claimed = self.source.claim(limit).await;
+        if claimed.as_ref().is_ok_and(|claim| claim.items.is_empty() && claim.next_due.is_none()) {
+            self.progress.nothing_waits();
+        }
+        claimed
     }
 
     async fn settle(&self, settlements: &[Settlement<'_, S::Item>]) -> Result<Vec<Settled>, StoreError> {

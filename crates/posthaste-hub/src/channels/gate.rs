@@ -103,6 +103,11 @@ impl Gate {
         }
     }
 
+    /// No event waits, so there is nothing to probe with. The breaker opens again if the next event cannot be published.
+    fn nothing_waits(&self) {
+        lock(&self.state).breaker = None;
+    }
+
     /// The probe found no event that it could publish.
     pub(super) fn probed_nothing(&self) {
         if let Some(breaker) = &mut lock(&self.state).breaker {
@@ -127,8 +132,11 @@ impl Source for Gated {
             Permit::Wait(next_due) => Ok(Claim { items: Vec::new(), next_due }),
             Permit::One => {
                 let claimed = self.source.claim(1).await;
-                if !claimed.as_ref().is_ok_and(|claim| !claim.items.is_empty()) {
-                    self.gate.probed_nothing();
+                match &claimed {
+                    Ok(claim) if !claim.items.is_empty() => {}
+                    // Another process has published what failed here.
+                    Ok(claim) if claim.next_due.is_none() => self.gate.nothing_waits(),
+                    _ => self.gate.probed_nothing(),
                 }
                 claimed
             }
@@ -211,6 +219,14 @@ mod tests {
         assert_eq!(gate.permit(), Permit::One);
         advance(PROBE_TIMEOUT).await;
         assert_eq!(gate.permit(), Permit::One);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_channel_without_events_has_no_failure() {
+        let gate = Gate::new(false, Instant::now());
+        gate.published(&[away()]);
+        gate.nothing_waits();
+        assert_eq!((gate.permit(), gate.failure()), (Permit::All, None));
     }
 
     #[tokio::test(start_paused = true)]
