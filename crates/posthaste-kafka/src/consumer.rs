@@ -73,8 +73,6 @@ pub(crate) struct State {
     pub(crate) appended_at: HashMap<(i64, i64), i64>,
     /// Partitions with progress that is not committed.
     pub(crate) uncommitted: Uncommitted,
-    /// Partitions whose commits the cluster refuses, for example because it withdrew a right.
-    pub(crate) refused: BTreeSet<i64>,
     pub(crate) is_closed: bool,
     /// Why the client can do nothing any more, for example because another process uses its `group.instance.id`.
     pub(crate) fatal: Option<String>,
@@ -83,24 +81,9 @@ pub(crate) struct State {
 }
 
 impl State {
-    fn new(group: &str) -> Self {
-        Self {
-            assignment: Assignment::new(group, MAX_COMPLETED_TEXT),
-            buffer: VecDeque::new(),
-            buffered_bytes: 0,
-            appended_at: HashMap::new(),
-            uncommitted: Uncommitted::default(),
-            refused: BTreeSet::new(),
-            is_closed: false,
-            fatal: None,
-            used_at: Instant::now(),
-        }
-    }
-
     /// These partitions are not read any more: nothing of them is committed.
     pub(crate) fn forget(&mut self, partitions: &BTreeSet<i64>) {
         self.uncommitted.remove(partitions);
-        self.refused.retain(|id| !partitions.contains(id));
         self.appended_at.retain(|(id, _), _| !partitions.contains(id));
     }
 
@@ -114,55 +97,16 @@ impl State {
     /// refused, so that the engine starts no deliveries, which would all be repeated if the session ended. While
     /// partitions are revoked, acks are accepted, because their commit waits for all of them.
     fn refuses_acks(&self, positions: &[&Position], lease: Duration) -> bool {
-        let mut partitions = positions.iter().filter_map(|position| self.assignment.id_of(position));
-        partitions.any(|id| self.is_overdue(id, lease) && !self.refused.contains(&id))
-    }
-
-    /// True if the cluster refuses the commits of this partition alone. Then the acks of other partitions are accepted.
-    fn refuses_acks_of(&self, position: &Position, lease: Duration) -> bool {
-        let id = self.assignment.id_of(position);
-        id.is_some_and(|id| self.refused.contains(&id) && self.is_overdue(id, lease))
-    }
-
-    fn is_overdue(&self, partition: i64, lease: Duration) -> bool {
         let is_revoking = self.assignment.kept() < self.assignment.ids().count();
-        self.uncommitted.is_overdue(partition, Instant::now(), lease) && !is_revoking
-    }
-
-    /// The partitions of which no record may be handed out now, although they are not revoked.
-    pub(crate) fn blocked(&self) -> impl Iterator<Item = i64> {
-        self.assignment.ids().filter(|id| self.is_blocked(*id))
-    }
-
-    fn is_blocked(&self, partition: i64) -> bool {
-        self.assignment.is_paused(partition) || self.refused.contains(&partition)
-    }
-
-    /// True if at least so many records or bytes are in the buffer.
-    pub(crate) fn has_buffered(&self, records: usize, bytes: usize) -> bool {
-        self.buffer.len() >= records || self.buffered_bytes >= bytes
-    }
-
-    /// Removes the records of these partitions from the buffer. Returns the partitions that had some.
-    pub(crate) fn drop_buffered(&mut self, partitions: &BTreeSet<i64>) -> BTreeSet<i64> {
-        let mut dropped = BTreeSet::new();
-        let Self { buffer, buffered_bytes, .. } = self;
-        buffer.retain(|record| {
-            let is_dropped = partitions.contains(&record.partition_id);
-            if is_dropped {
-                dropped.insert(record.partition_id);
-                *buffered_bytes -= record.size();
-            }
-            !is_dropped
-        });
-        dropped
+        let now = Instant::now();
+        let mut partitions = positions.iter().filter_map(|position| self.assignment.id_of(position));
+        partitions.any(|id| self.uncommitted.is_overdue(id, now, lease)) && !is_revoking
     }
 
     /// The consumer has left the group.
     pub(crate) fn lose_everything(&mut self) {
         self.assignment.retain(|_| false);
         self.uncommitted = Uncommitted::default();
-        self.refused.clear();
         self.appended_at.clear();
     }
 }
@@ -183,7 +127,16 @@ impl GroupConsumer {
         let shared = Arc::new(Shared {
             group: group.to_owned(),
             lease: options.lease(),
-            state: Mutex::new(State::new(group)),
+            state: Mutex::new(State {
+                assignment: Assignment::new(group, MAX_COMPLETED_TEXT),
+                buffer: VecDeque::new(),
+                buffered_bytes: 0,
+                appended_at: HashMap::new(),
+                uncommitted: Uncommitted::default(),
+                is_closed: false,
+                fatal: None,
+                used_at: Instant::now(),
+            }),
             wakeup: Wakeup::default(),
             revocations: Wakeup::default(),
         });
@@ -223,15 +176,10 @@ impl Shared {
             return Err(StoreError::new("ack to Kafka", FaultKind::Transient, why));
         }
         state.used_at = Instant::now();
-        let refused: Vec<bool> = positions.iter().map(|position| state.refuses_acks_of(position, self.lease)).collect();
         let State { assignment, uncommitted, appended_at, .. } = &mut *state;
         let mut advances = BTreeMap::new();
         let mut settled = Vec::with_capacity(positions.len());
-        for (position, is_refused) in positions.iter().zip(refused) {
-            if is_refused {
-                settled.push(Settled::Locked);
-                continue;
-            }
+        for position in positions {
             let id = assignment.id_of(position);
             if let Some(id) = id
                 && let Some(advance) = assignment.advance(id, position.generation)
@@ -240,9 +188,9 @@ impl Shared {
                 advance.progress.complete(position.offset);
                 appended_at.remove(&(id, position.offset));
             }
-            assignment.release(&[position]);
             settled.push(Settled::of(id.is_some()));
         }
+        assignment.release(positions);
         uncommitted.add(advances.keys().copied(), Instant::now());
         let mut may_read_again = false;
         for advance in advances.into_values() {
@@ -264,7 +212,7 @@ impl Shared {
             return Ok(Vec::new());
         }
         state.used_at = Instant::now();
-        let State { assignment, buffer, buffered_bytes, appended_at, uncommitted, refused, .. } = &mut *state;
+        let State { assignment, buffer, buffered_bytes, appended_at, uncommitted, .. } = &mut *state;
         let mut fetched = Vec::new();
         let mut kept = VecDeque::new();
         while fetched.len() < limit
@@ -274,7 +222,7 @@ impl Shared {
                 *buffered_bytes -= record.size();
                 continue;
             }
-            if assignment.is_paused(record.partition_id) || refused.contains(&record.partition_id) {
+            if assignment.is_paused(record.partition_id) {
                 kept.push_back(record);
                 continue;
             }
@@ -354,80 +302,5 @@ impl Consumer for GroupConsumer {
 
     fn revocations(&self) -> &Wakeup {
         &self.member.shared.revocations
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use posthaste_core::Progress;
-    use posthaste_core::bus::AssignedPartition;
-
-    use super::*;
-
-    const LEASE: Duration = Duration::from_secs(10);
-
-    fn record(partition_id: i64, offset: i64) -> Buffered {
-        Buffered {
-            partition_id,
-            generation: 1,
-            offset,
-            appended_at: 0,
-            key: String::new(),
-            value: bytes::Bytes::from_static(b"value"),
-            headers: Vec::new(),
-            damage: None,
-        }
-    }
-
-    /// A consumer that has read two records of each of two partitions.
-    fn shared() -> Shared {
-        let shared = Shared {
-            group: "group".to_owned(),
-            lease: LEASE,
-            state: Mutex::new(State::new("group")),
-            wakeup: Wakeup::default(),
-            revocations: Wakeup::default(),
-        };
-        let mut state = lock(&shared.state);
-        for id in 0..2 {
-            let partition = AssignedPartition::new("topic".to_owned(), id as u32, 1, Progress::at(0));
-            state.assignment.insert(id, partition, tokio::time::Instant::now());
-            for offset in 0..2 {
-                let record = record(id, offset);
-                state.buffered_bytes += record.size();
-                state.buffer.push_back(record);
-            }
-        }
-        drop(state);
-        shared
-    }
-
-    #[tokio::test]
-    async fn a_partition_whose_commits_are_refused_stops_no_other() {
-        let shared = shared();
-        let fetched = shared.hand_out(3).unwrap();
-        let [first, second, of_other] = &fetched[..] else { panic!("{fetched:?}") };
-        assert_eq!(shared.accept(&[&first.position]).unwrap(), [Settled::Applied]);
-        let long_ago = Instant::now().checked_sub(2 * LEASE).unwrap();
-        lock(&shared.state).uncommitted.postpone(long_ago);
-        let both = [&second.position, &of_other.position];
-        assert!(shared.accept(&both).is_err(), "the cluster may be out of reach");
-        lock(&shared.state).refused.insert(0);
-        assert_eq!(shared.accept(&both).unwrap(), [Settled::Locked, Settled::Applied]);
-        lock(&shared.state).refused.clear();
-        lock(&shared.state).uncommitted.committed(&BTreeSet::from([0]), Instant::now());
-        assert_eq!(shared.accept(&[&second.position]).unwrap(), [Settled::Applied]);
-    }
-
-    #[tokio::test]
-    async fn nothing_is_handed_out_of_a_partition_whose_commits_are_refused() {
-        let shared = shared();
-        lock(&shared.state).refused.insert(0);
-        let fetched = shared.hand_out(10).unwrap();
-        assert!(fetched.len() == 2 && fetched.iter().all(|record| record.position.partition == 1), "{fetched:?}");
-        lock(&shared.state).refused.clear();
-        let fetched = shared.hand_out(10).unwrap();
-        assert_eq!(fetched.iter().map(|record| record.position.offset).collect::<Vec<_>>(), [0, 1]);
-        assert_eq!(lock(&shared.state).buffered_bytes, 0);
     }
 }

@@ -3,25 +3,25 @@
 //! All calls of the client come from this thread: it reads records into the buffer, answers rebalances, and commits.
 
 mod assign;
-mod buffer;
-mod commits;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use posthaste_core::bus::Topics;
 use posthaste_core::{StoreError, lock};
-use rdkafka::consumer::{BaseConsumer, Consumer};
-use rdkafka::error::{KafkaError, RDKafkaErrorCode};
+use rdkafka::TopicPartitionList;
+use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
+use rdkafka::error::{KafkaError, KafkaResult, RDKafkaErrorCode};
 use rdkafka::message::{BorrowedMessage, Headers, Message};
 
+use crate::commit;
 use crate::consumer::{Answer, Buffered, Command, Reset, Shared};
 use crate::context::{Event, EventContext};
-use crate::errors::failed;
+use crate::errors::{failed, is_of_one_partition, is_rebalance};
 use crate::options::KafkaOptions;
-use crate::positions::TopicPartition;
+use crate::positions::{TopicPartition, list};
 
 use assign::Revoking;
 
@@ -31,6 +31,11 @@ pub(crate) use assign::RESETTING;
 const POLL: Duration = Duration::from_millis(20);
 /// How many records are read before commands and commits have their turn.
 const READ_AT_ONCE: usize = 500;
+/// Acks are durable within 100 ms.
+const COMMIT_INTERVAL: Duration = Duration::from_millis(50);
+/// While this much waits in the buffer, no more is read.
+const MAX_BUFFERED: usize = 20_000;
+const MAX_BUFFERED_BYTES: usize = 32 * 1024 * 1024;
 const COMMITTING: &str = "commit to Kafka";
 
 /// Starts the thread of a consumer.
@@ -59,15 +64,10 @@ pub(crate) fn start(
         generation: generation(),
         assigning: None,
         revoking: None,
-        given_up_at: None,
         committed_at: Instant::now(),
-        refused_tried_at: Instant::now(),
         flushing: Vec::new(),
         renewing: Vec::new(),
         paused: BTreeSet::new(),
-        dropped: BTreeSet::new(),
-        positions_before: BTreeMap::new(),
-        ends_skipped_at: Instant::now(),
         unread: BTreeSet::new(),
         resets: Vec::new(),
         may_have_lost_positions: false,
@@ -96,22 +96,13 @@ struct Poller {
     assigning: Option<Vec<TopicPartition>>,
     /// Partitions that the cluster has revoked, and that are given up when nothing of them is in flight.
     revoking: Option<Revoking>,
-    /// When revoked partitions were given up, if no assignment followed yet.
-    given_up_at: Option<Instant>,
     committed_at: Instant,
-    /// When the partitions whose commits the cluster refuses were last tried.
-    refused_tried_at: Instant,
     /// Calls that wait for a commit of everything that was acked before them.
     flushing: Vec<Answer>,
     /// Calls that wait for a commit, which shows that this consumer is still a member.
     renewing: Vec<Answer>,
     /// Partitions of which the client reads nothing now.
     paused: BTreeSet<i64>,
-    /// Paused partitions whose records were dropped from the buffer. They are read again when they are resumed.
-    dropped: BTreeSet<i64>,
-    /// Where the client was in a partition before it was assigned. It may still say so for a moment afterwards.
-    positions_before: BTreeMap<i64, i64>,
-    ends_skipped_at: Instant,
     /// Partitions that are assigned, and that the client does not know: their position is lost, or the cluster does not
     /// tell it now. The latter are not in the assignment of the shared state.
     unread: BTreeSet<i64>,
@@ -139,7 +130,6 @@ impl Poller {
             self.leave_if_unused();
             self.reset_positions();
             self.check_positions();
-            self.skip_unseen_ends();
             self.commit_if_due();
             self.pause_and_resume();
         }
@@ -172,7 +162,6 @@ impl Poller {
         for (partition_id, mut record) in read {
             // A record that was on its way when its partition was revoked belongs to nobody.
             let Some(generation) = state.assignment.generation_of(partition_id) else { continue };
-            self.positions_before.remove(&partition_id);
             (record.partition_id, record.generation) = (partition_id, generation);
             state.buffered_bytes += record.size();
             state.appended_at.insert((partition_id, record.offset), record.appended_at);
@@ -203,10 +192,7 @@ impl Poller {
         while !self.is_rebalancing() {
             match self.consumer.context().next() {
                 None => return,
-                Some(Event::Assigned(partitions)) => {
-                    self.given_up_at = None;
-                    self.assigning = Some(partitions);
-                }
+                Some(Event::Assigned(partitions)) => self.assigning = Some(partitions),
                 Some(Event::Revoked(partitions)) => self.begin_revocation(partitions),
             }
             self.finish_assignment();
@@ -261,6 +247,116 @@ impl Poller {
         }
     }
 
+    /// Commits what is acked. Between the revocation of partitions and the next assignment, a commit could fail or start
+    /// another rebalance.
+    fn commit_if_due(&mut self) {
+        let is_called = !self.flushing.is_empty() || !self.renewing.is_empty();
+        let is_due = is_called || self.committed_at.elapsed() >= COMMIT_INTERVAL;
+        if self.is_rebalancing() {
+            lock(&self.shared.state).uncommitted.postpone(Instant::now());
+            // A rebalance waits for records in flight, and they may wait for this answer.
+            if !self.consumer.assignment_lost() {
+                self.renewing.drain(..).for_each(|answer| _ = answer.send(Ok(())));
+            }
+        }
+        if self.is_rebalancing() || !is_due {
+            return;
+        }
+        self.committed_at = Instant::now();
+        let partitions = {
+            let state = lock(&self.shared.state);
+            let mut partitions = state.uncommitted.partitions();
+            if partitions.is_empty() && is_called {
+                // A commit of any partition shows that this consumer is still a member.
+                partitions.extend(state.assignment.ids().next());
+            }
+            partitions
+        };
+        let result = self.commit(&partitions);
+        if let Err(error) = &result {
+            if error.rdkafka_error_code().is_some_and(is_rebalance) {
+                // The group is being rebalanced. The next commit shows if this consumer is still a member.
+                lock(&self.shared.state).uncommitted.postpone(Instant::now());
+                return;
+            }
+            tracing::warn!(group = self.shared.group, %error, "a commit failed; trying again");
+        }
+        for answer in self.flushing.drain(..).chain(self.renewing.drain(..)) {
+            // The caller may have stopped to wait.
+            let _ = answer.send(result.clone().map_err(|error| failed(COMMITTING, error)));
+        }
+    }
+
+    /// Commits the progress of these partitions. If one of them is refused, the others are committed nevertheless.
+    fn commit(&self, partitions: &BTreeSet<i64>) -> KafkaResult<()> {
+        let begun_at = Instant::now();
+        let committed = self.commit_together(partitions, begun_at);
+        let is_of_one = |error: &KafkaError| error.rdkafka_error_code().is_some_and(is_of_one_partition);
+        match committed {
+            Err(error) if is_of_one(&error) && partitions.len() > 1 => {
+                let each = partitions.iter().map(|id| self.commit_together(&BTreeSet::from([*id]), begun_at));
+                // All are committed, before the first error is returned.
+                each.collect::<Vec<_>>().into_iter().collect()
+            }
+            other => other,
+        }
+    }
+
+    fn commit_together(&self, partitions: &BTreeSet<i64>, begun_at: Instant) -> KafkaResult<()> {
+        let list = self.progress_of(partitions);
+        if list.count() > 0 {
+            // A commit without an answer would not tell if it is durable.
+            self.consumer.commit(&list, CommitMode::Sync)?;
+        }
+        lock(&self.shared.state).uncommitted.committed(partitions, begun_at);
+        Ok(())
+    }
+
+    /// The position of each partition, as a commit says it.
+    fn progress_of(&self, partitions: &BTreeSet<i64>) -> TopicPartitionList {
+        let state = lock(&self.shared.state);
+        let mut list = TopicPartitionList::new();
+        for id in partitions {
+            let (Some(progress), Some((topic, partition))) =
+                (state.assignment.progress_of(*id), self.names.get(*id as usize))
+            else {
+                continue;
+            };
+            if let Err(error) = commit::add(&mut list, topic, *partition, progress) {
+                tracing::error!(%error, "a position cannot be committed");
+            }
+        }
+        list
+    }
+
+    /// Stops to read while the buffer is full, and partitions whose completed set is too long.
+    fn pause_and_resume(&mut self) {
+        let to_pause: BTreeSet<i64> = {
+            let state = lock(&self.shared.state);
+            let is_full = state.buffer.len() >= MAX_BUFFERED || state.buffered_bytes >= MAX_BUFFERED_BYTES;
+            let was_full = !self.paused.is_empty()
+                && (state.buffer.len() >= MAX_BUFFERED / 2 || state.buffered_bytes >= MAX_BUFFERED_BYTES / 2);
+            let is_known = |id: &i64| !self.unread.contains(id);
+            match is_full || was_full {
+                true => state.assignment.ids().filter(is_known).collect(),
+                false => state.assignment.unreadable().filter(is_known).collect(),
+            }
+        };
+        let owned = |id: &&i64| lock(&self.shared.state).assignment.has(**id);
+        let pause: Vec<_> = to_pause.difference(&self.paused).map(|id| self.names[*id as usize].clone()).collect();
+        let resume: Vec<_> =
+            self.paused.difference(&to_pause).filter(owned).map(|id| self.names[*id as usize].clone()).collect();
+        let changed = if pause.is_empty() { Ok(()) } else { self.consumer.pause(&list(&pause)) };
+        let changed = changed.and_then(|()| match resume.is_empty() {
+            true => Ok(()),
+            false => self.consumer.resume(&list(&resume)),
+        });
+        match changed {
+            Ok(()) => self.paused = to_pause,
+            Err(error) => tracing::warn!(group = self.shared.group, %error, "failed to pause or resume partitions"),
+        }
+    }
+
     fn close(mut self, answer: Option<Answer>) {
         lock(&self.shared.state).is_closed = true;
         let committed = self.commit_before_close();
@@ -276,6 +372,24 @@ impl Poller {
         drop(self.consumer);
         if let Some(answer) = answer {
             let _ = answer.send(committed.map_err(|error| failed(COMMITTING, error)));
+        }
+    }
+
+    /// Commits what is acked. While the group is being rebalanced, a commit is refused: then it waits for the end of the
+    /// rebalance, but not longer than a lease.
+    fn commit_before_close(&mut self) -> KafkaResult<()> {
+        let deadline = Instant::now() + self.shared.lease;
+        loop {
+            let uncommitted = lock(&self.shared.state).uncommitted.partitions();
+            match self.commit(&uncommitted) {
+                Err(error) if error.rdkafka_error_code().is_some_and(is_rebalance) && Instant::now() < deadline => {
+                    self.poll();
+                    self.finish_assignment();
+                    self.finish_revocation();
+                    self.handle_events();
+                }
+                committed => return committed,
+            }
         }
     }
 

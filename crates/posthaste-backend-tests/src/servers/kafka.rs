@@ -50,16 +50,6 @@ impl Kafka {
         CrashableServer::new(server, format!("127.0.0.1:{port}"))
     }
 
-    /// Starts an empty broker that permits everything about a topic until it has access control lists. Its URL is its
-    /// address as host:port.
-    pub async fn start_with_acls() -> CrashableServer {
-        let settings = "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer \
-                        allow.everyone.if.no.acl.found=true";
-        let server = Server::start(SCRIPT, settings).await;
-        let address = format!("127.0.0.1:{}", server.port());
-        CrashableServer::new(server, address)
-    }
-
     /// Starts an empty broker, and a proxy through which all its clients connect: the broker tells them the address of
     /// the proxy. The URLs are `kafka://` and the address.
     pub async fn start_behind_proxy() -> (CrashableServer, Cutter) {

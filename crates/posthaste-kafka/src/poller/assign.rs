@@ -40,7 +40,6 @@ impl Poller {
             list.add_partition_offset(topic, *number, Offset::Offset(position.progress.watermark()))?;
         }
         self.consumer.incremental_assign(&list)?;
-        self.note_positions_before();
         tracing::debug!(group = self.shared.group, ?partitions, "partitions were assigned");
         for (partition, why) in unknown {
             let (id, group) = (self.id(&partition), &self.shared.group);
@@ -53,20 +52,6 @@ impl Poller {
             self.insert(partition, position);
         }
         Ok(())
-    }
-
-    /// The client says where it was in a partition for a moment after it was assigned again. Nothing is polled before
-    /// this, so what it says now is from before.
-    fn note_positions_before(&mut self) {
-        let Ok(reading) = self.consumer.position() else { return };
-        for element in reading.elements() {
-            let id = self.ids.get(&(element.topic().to_owned(), element.partition())).copied();
-            if let (Some(id), Offset::Offset(position)) = (id, element.offset())
-                && !lock(&self.shared.state).assignment.has(id)
-            {
-                self.positions_before.insert(id, position);
-            }
-        }
     }
 
     /// Adds a partition whose position is known to the assignment.
@@ -166,7 +151,6 @@ impl Poller {
         }
         tracing::debug!(group = self.shared.group, ?partitions, is_lost, "revoked partitions are given up");
         self.give_up(&ids);
-        self.given_up_at = Some(Instant::now());
     }
 
     /// Stops to read these partitions.
@@ -185,8 +169,6 @@ impl Poller {
             tracing::warn!(group = self.shared.group, %error, "failed to resume partitions before they are given up");
         }
         self.paused.retain(|id| !ids.contains(id));
-        self.dropped.retain(|id| !ids.contains(id));
-        self.positions_before.retain(|id, _| !ids.contains(id));
         if had_records_in_flight {
             self.shared.revocations.wake();
         }
@@ -196,6 +178,20 @@ impl Poller {
         if let Err(error) = self.consumer.incremental_unassign(&list(&partitions)) {
             tracing::warn!(group = self.shared.group, %error, "failed to give up partitions");
         }
+    }
+
+    /// What is acked is committed before another consumer reads the partitions. Returns false if that has to be tried
+    /// again.
+    fn commit_before_revocation(&mut self, ids: &BTreeSet<i64>, until: tokio::time::Instant) -> bool {
+        let uncommitted = lock(&self.shared.state).uncommitted.among(ids);
+        let Err(error) = self.commit(&uncommitted) else { return true };
+        let is_over = self.consumer.assignment_lost() || tokio::time::Instant::now() >= until;
+        let group = &self.shared.group;
+        match is_over {
+            true => tracing::warn!(group, %error, "a commit failed before a rebalance: deliveries repeat"),
+            false => tracing::debug!(group, %error, "a commit failed before a rebalance; trying again"),
+        }
+        is_over
     }
 
     /// Reads these partitions again, from the position that is committed for the group.

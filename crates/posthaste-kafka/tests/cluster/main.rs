@@ -3,8 +3,5 @@
 mod batches;
 mod fatal_errors;
 mod inspect;
-mod paused;
-mod rebalance;
-mod refused;
 mod support;
 mod transactions;

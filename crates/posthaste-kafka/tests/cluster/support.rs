@@ -41,11 +41,6 @@ impl Cluster {
         KafkaBus::new(self.options(settings)).unwrap()
     }
 
-    /// A process whose topics have this many partitions.
-    pub fn process_with_partitions(&self, partitions: u32) -> KafkaBus {
-        KafkaBus::new(KafkaOptions { partitions, ..self.options(&[]) }).unwrap()
-    }
-
     fn options(&self, settings: &[(&str, &str)]) -> KafkaOptions {
         KafkaOptions {
             client: settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
