@@ -7,6 +7,8 @@
 
 #![warn(missing_docs)]
 
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod audit;
 #[cfg(any(feature = "postgres", feature = "mysql"))]
 mod begin;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]

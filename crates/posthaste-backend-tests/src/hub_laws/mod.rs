@@ -1,5 +1,6 @@
 //! The laws of the stores of a hub, one function each. [`hub_laws!`](crate::hub_laws!) makes a test of every one.
 
+pub mod audit;
 pub mod bus_inspector;
 pub mod channels;
 pub mod dead_letters;
@@ -63,6 +64,15 @@ macro_rules! hub_laws {
             lists_are_filtered_and_sorted
             a_cursor_continues_where_the_page_ended
             processed_dead_letters_are_removed_with_their_history
+        );
+        $crate::hub_laws!(
+            $harness, audit =>
+            entries_are_kept_unchanged
+            an_entry_is_kept_once
+            audit_lists_are_filtered_and_newest_first
+            a_page_of_the_audit_continues_after_its_cursor
+            the_trail_of_an_event_is_oldest_first
+            expired_audit_entries_are_removed_oldest_first
         );
         $crate::hub_laws!(
             $harness, outbox =>

@@ -152,7 +152,7 @@ fn unusable_values_are_refused_with_key_and_origin() {
         ("[bus]\ntopic_prefix = 'a b'", "bus.topic_prefix"),
         ("[database]\nurl = 'mysql://localhost/x'", "names MySQL, on which there is no hub"),
         ("[database]\nurl = 'postgres://localhost/x'", "secrets.key_file is empty, and this database has no file"),
-        ("[database]\nmax_connections = 15", "is less than 16"),
+        ("[database]\nmax_connections = 16", "is less than 17"),
         ("[database]\nurl = 'sqlite::memory:'", "is in memory"),
         ("[database]\nurl = 'posthaste.db'", "write sqlite://FILE"),
         ("[telemetry]\nlog = 'posthaste=loud'", "telemetry.log"),

@@ -4,7 +4,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::{
-    BusInspector, ChannelStore, DeadLetterStore, HubOutbox, Migrations, QuarantineStore, Registry, SchemaStore,
+    AuditStore, BusInspector, ChannelStore, DeadLetterStore, HubOutbox, Migrations, QuarantineStore, Registry,
+    SchemaStore,
 };
 use crate::bus::Bus;
 use crate::{BoxError, StoreError, outbox};
@@ -67,6 +68,8 @@ pub struct HubStores {
     pub inspector: Arc<dyn BusInspector>,
     /// The dead letters.
     pub dead_letters: Arc<dyn DeadLetterStore>,
+    /// The audit log.
+    pub audit: Arc<dyn AuditStore>,
     /// Definitions and subscriptions.
     pub registry: Arc<dyn Registry>,
     /// The tables of the built-in Schema Registry.

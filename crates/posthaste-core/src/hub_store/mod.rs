@@ -5,6 +5,7 @@
 //! claimed ([`DeadLetterSource`]), how an attempt changes a dead letter ([`DeadLetterUpdate`]), and which event type
 //! owns which topic ([`TopicOwners`]).
 
+mod audit;
 mod channels;
 mod database;
 mod dead_letter_list;
@@ -22,6 +23,10 @@ mod schemas;
 mod source_database;
 mod topic_owners;
 
+pub use audit::{
+    AuditCursor, AuditEntry, AuditFilter, AuditPage, AuditPageRequest, AuditStore, LogType, MAX_AUDIT_MESSAGE,
+    UnknownLogType,
+};
 pub use channels::{Admission, ChannelStore, Ingested, RecordedChannel, Refusal};
 pub use database::{HubDatabase, HubOptions, HubStores, OpenError};
 pub use dead_letter_list::{

@@ -17,9 +17,11 @@ const POOL: u32 = 2;
 const OPERATORS: u32 = 2;
 /// The number of connections for the renewals of dead letters.
 const RENEWALS: u32 = 1;
+/// The number of connections for the audit log, for which nothing else may wait.
+const AUDIT: u32 = 1;
 /// The connections that a hub has besides those of its two pipelines: of the log, and for ingest and dead letters.
 const BESIDE_PIPELINES: u32 =
-    POOL + OPERATORS + RENEWALS + outbox::CONNECTIONS as u32 + log::BESIDE_PIPELINE + schemas::CONNECTIONS;
+    POOL + OPERATORS + RENEWALS + AUDIT + outbox::CONNECTIONS as u32 + log::BESIDE_PIPELINE + schemas::CONNECTIONS;
 
 /// The fewest connections that a hub can have.
 pub const MIN_CONNECTIONS: u32 = BESIDE_PIPELINES + 2;
@@ -29,8 +31,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The connections of a hub to its database. Many processes may use the database at once.
 ///
-/// Each kind of work has connections of its own, so that none can exhaust those of another: renewals have one, operator
-/// queries have two. A statement that fails or takes too long closes its connection. Clones share the connections.
+/// Each kind of work has connections of its own, so that none can exhaust those of another: renewals have one, the
+/// audit log has one, operator queries have two. A statement that fails or takes too long closes its connection. Clones share the connections.
 #[derive(Clone)]
 pub struct Database {
     /// Gives the options of connections.
@@ -39,6 +41,7 @@ pub struct Database {
     pipeline: Arc<Session<Postgres>>,
     operators: Arc<Session<Postgres>>,
     renewals: Arc<Session<Postgres>>,
+    audit: Arc<Session<Postgres>>,
     /// The number of connections for appends to the log, its reads and acks.
     log_connections: u32,
 }
@@ -55,7 +58,8 @@ impl Database {
         let pipelines = max_connections.max(MIN_CONNECTIONS) - BESIDE_PIPELINES;
         let connections = |count| Arc::new(Session::with_connections(&pool, count));
         let (pipeline, operators) = (connections(pipelines - pipelines / 2), connections(OPERATORS));
-        Ok(Self { renewals: connections(RENEWALS), pipeline, operators, log_connections: pipelines / 2, pool })
+        let (renewals, audit) = (connections(RENEWALS), connections(AUDIT));
+        Ok(Self { renewals, audit, pipeline, operators, log_connections: pipelines / 2, pool })
     }
 
     /// A small pool, for the outbox and for the start.
@@ -73,6 +77,10 @@ impl Database {
 
     pub(super) fn renewals(&self) -> &Session<Postgres> {
         &self.renewals
+    }
+
+    pub(super) fn audit(&self) -> &Session<Postgres> {
+        &self.audit
     }
 
     pub(super) fn operators(&self) -> &Session<Postgres> {

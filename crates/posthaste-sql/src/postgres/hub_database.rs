@@ -10,7 +10,7 @@ use sqlx::postgres::PgConnectOptions;
 
 use super::database::{Database, unreachable};
 use super::hub_migrations::migrate_hub;
-use super::{ChannelTable, DeadLetterTable, Log, LogTables, RegistryTables, SchemaTables};
+use super::{AuditTable, ChannelTable, DeadLetterTable, Log, LogTables, RegistryTables, SchemaTables};
 
 /// A PostgreSQL database that holds all tables of a hub, for any number of processes.
 ///
@@ -76,6 +76,7 @@ impl hub_store::HubDatabase for HubDatabase {
             quarantine: Arc::new(tables.clone()),
             inspector: Arc::new(tables),
             dead_letters: Arc::new(DeadLetterTable::new(database.clone())),
+            audit: Arc::new(AuditTable::new(database.clone())),
             registry: self.registry(),
             schemas: Arc::new(SchemaTables::new(database.pool())),
         })

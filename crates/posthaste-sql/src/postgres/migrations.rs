@@ -21,6 +21,7 @@ pub(super) const DIALECT: Dialect = Dialect {
         migration!("postgres", "hub", "0006_outbox", compatible_with 5),
         migration!("postgres", "hub", "0007_channel_pause", compatible_with 5),
         migration!("postgres", "hub", "0008_subscription_filter", compatible_with 5),
+        migration!("postgres", "hub", "0009_audit", compatible_with 5),
     ],
     fill,
     time: "TIMESTAMPTZ NOT NULL DEFAULT now()",

@@ -1,6 +1,7 @@
 //! Posthaste on PostgreSQL: the outbox and the inbox, on the pool that the service already has, and the database of a hub
 //! with any number of processes.
 
+mod audit;
 mod channels;
 mod clock;
 mod database;
@@ -19,6 +20,7 @@ mod registry;
 mod schemas;
 mod texts;
 
+pub use audit::AuditTable;
 pub use channels::ChannelTable;
 pub use database::{Database, MIN_CONNECTIONS};
 pub use dead_letters::DeadLetterTable;

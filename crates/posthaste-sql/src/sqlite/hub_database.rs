@@ -9,7 +9,7 @@ use posthaste_core::{StoreError, lock};
 
 use super::database::{self, Database, file_of};
 use super::file_lock::FileLock;
-use super::{ChannelTable, DeadLetterTable, Log, LogTables, RegistryTables, SchemaTables};
+use super::{AuditTable, ChannelTable, DeadLetterTable, Log, LogTables, RegistryTables, SchemaTables};
 
 /// A SQLite file that holds all tables of a hub, for one process at a time.
 ///
@@ -106,6 +106,7 @@ impl hub_store::HubDatabase for HubDatabase {
             quarantine: Arc::new(tables.clone()),
             inspector: Arc::new(tables),
             dead_letters: Arc::new(dead_letters),
+            audit: Arc::new(AuditTable::new(database.clone())),
             registry: self.registry(),
             schemas: Arc::new(SchemaTables::new(database.clone())),
         })

@@ -15,6 +15,7 @@ pub(super) const DIALECT: Dialect = Dialect {
         migration!("sqlite", "hub", "0005_outbox", compatible_with 4),
         migration!("sqlite", "hub", "0006_channel_pause", compatible_with 4),
         migration!("sqlite", "hub", "0007_subscription_filter", compatible_with 4),
+        migration!("sqlite", "hub", "0008_audit", compatible_with 4),
     ],
     fill,
     time: "TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP",

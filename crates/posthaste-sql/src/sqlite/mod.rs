@@ -1,5 +1,6 @@
 //! Posthaste on SQLite: the outbox, on the file that the service already has, and the embedded default of the hub.
 
+mod audit;
 mod channels;
 mod clock;
 mod database;
@@ -21,6 +22,7 @@ mod wal;
 mod writer;
 mod writer_lock;
 
+pub use audit::AuditTable;
 pub use channels::ChannelTable;
 pub use database::{Database, OpenError, file_of};
 pub use dead_letters::DeadLetterTable;

@@ -53,7 +53,7 @@ async fn every_migration_goes_up_down_and_up_again() {
     assert!(list.iter().all(|migration| matches!(migration.state, MigrationState::Applied(Some(_)))), "{list:?}");
     let deleted = database.tables_above(OUTBOX - 1).await.unwrap();
     let names: Vec<&str> = deleted.iter().map(|table| table.table.as_str()).collect();
-    assert_eq!(names, ["outbox_event", "outbox_event_owner"]);
+    assert_eq!(names, ["audit_log", "outbox_event", "outbox_event_owner"]);
     database.down(0).await.unwrap();
     assert_eq!(database.catalog().await.unwrap(), [""; 0], "nothing is left");
     database.migrate().await.unwrap();
