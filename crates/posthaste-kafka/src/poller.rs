@@ -237,13 +237,26 @@ impl Poller {
     fn handle_commands(&mut self) -> Option<Closing> {
         loop {
             match self.commands.try_recv() {
-                Ok(Command::Flush(answer)) => self.flushing.push(answer),
-                Ok(Command::Renew(answer)) => self.renewing.push(answer),
+                Ok(Command::Flush(answer)) => {
+                    self.note_use(&answer);
+                    self.flushing.push(answer);
+                }
+                Ok(Command::Renew(answer)) => {
+                    self.note_use(&answer);
+                    self.renewing.push(answer);
+                }
                 Ok(Command::Reset(reset)) => self.resets.push(reset),
                 Ok(Command::Close(answer)) => return Some(Closing::Answer(answer)),
                 Err(mpsc::TryRecvError::Empty) => return None,
                 Err(mpsc::TryRecvError::Disconnected) => return Some(Closing::Dropped),
             }
+        }
+    }
+
+    /// A caller that has stopped to wait is no use.
+    fn note_use(&self, answer: &Answer) {
+        if !answer.is_closed() {
+            lock(&self.shared.state).is_waited_for(self.shared.session);
         }
     }
 

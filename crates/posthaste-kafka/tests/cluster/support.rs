@@ -41,6 +41,11 @@ impl Cluster {
         KafkaBus::new(self.options(settings)).unwrap()
     }
 
+    /// A process whose consumers leave their group when they are not used for this long.
+    pub fn process_with_lease(&self, lease: Duration) -> KafkaBus {
+        KafkaBus::new(KafkaOptions { lease, ..self.options(&[]) }).unwrap()
+    }
+
     fn options(&self, settings: &[(&str, &str)]) -> KafkaOptions {
         KafkaOptions {
             client: settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
