@@ -269,7 +269,7 @@ impl Poller {
             lock(&self.shared.state).uncommitted.postpone(Instant::now());
             // A rebalance waits for records in flight, and they may wait for this answer.
             if !self.consumer.assignment_lost() {
-                self.renewing.drain(..).for_each(|answer| _ = answer.send(Ok(())));
+                std::mem::take(&mut self.renewing).into_iter().for_each(|answer| self.answer(answer, Ok(())));
             }
         }
         if self.is_rebalancing() || !is_due {
@@ -294,10 +294,17 @@ impl Poller {
             }
             tracing::warn!(group = self.shared.group, %error, "a commit failed; trying again");
         }
-        for answer in self.flushing.drain(..).chain(self.renewing.drain(..)) {
-            // The caller may have stopped to wait.
-            let _ = answer.send(result.clone().map_err(|error| failed(COMMITTING, error)));
+        let answers = std::mem::take(&mut self.flushing).into_iter().chain(std::mem::take(&mut self.renewing));
+        for answer in answers {
+            self.answer(answer, result.clone().map_err(|error| failed(COMMITTING, error)));
         }
+    }
+
+    /// Answers a caller. One that has waited until now, however long the cluster took, uses the consumer.
+    fn answer(&self, answer: Answer, result: Result<(), StoreError>) {
+        self.note_use(&answer);
+        // The caller may have stopped to wait.
+        let _ = answer.send(result);
     }
 
     /// Commits the progress of these partitions. If one of them is refused, the others are committed nevertheless.

@@ -10,14 +10,16 @@ use tokio::time::{Instant, sleep};
 use crate::support::{Cluster, ack, fetch};
 
 const LEASE: Duration = Duration::from_secs(2);
+/// Much longer than a lease: the client may need several seconds to find that its connections are gone.
+const SESSION: (&str, &str) = ("session.timeout.ms", "60000");
 
 /// The polling thread waits for the cluster, and a renewal waits for the polling thread. So the consumer is used all the
-/// time, and the cluster keeps its partitions for a session of ten seconds.
+/// time, and the cluster keeps its partitions until the session ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_consumer_keeps_its_partitions_while_the_cluster_does_not_answer_for_longer_than_a_lease() {
     let (_kafka, proxy) = Kafka::start_behind_proxy().await;
     let cluster = Cluster::on(proxy.url().trim_start_matches("kafka://").to_owned(), "slow.".to_owned());
-    let bus = cluster.process_with_lease(LEASE);
+    let bus = cluster.process_with_lease(LEASE, &[SESSION]);
     cluster.publish(&bus, 0..1).await;
     let consumer = cluster.join(&bus).await;
     let fetched = fetch(&*consumer, 1).await;

@@ -41,9 +41,10 @@ impl Cluster {
         KafkaBus::new(self.options(settings)).unwrap()
     }
 
-    /// A process whose consumers leave their group when they are not used for this long.
-    pub fn process_with_lease(&self, lease: Duration) -> KafkaBus {
-        KafkaBus::new(KafkaOptions { lease, ..self.options(&[]) }).unwrap()
+    /// A process whose consumers leave their group when they are not used for this long. It passes these settings to the
+    /// client library.
+    pub fn process_with_lease(&self, lease: Duration, settings: &[(&str, &str)]) -> KafkaBus {
+        KafkaBus::new(KafkaOptions { lease, ..self.options(settings) }).unwrap()
     }
 
     fn options(&self, settings: &[(&str, &str)]) -> KafkaOptions {
