@@ -60,6 +60,8 @@ impl Buffered {
 pub(crate) struct Shared {
     pub(crate) group: String,
     pub(crate) lease: Duration,
+    /// After this long without a sign of life, the cluster gives the partitions to others.
+    pub(crate) session: Duration,
     pub(crate) state: Mutex<State>,
     pub(crate) wakeup: Wakeup,
     pub(crate) revocations: Wakeup,
@@ -87,10 +89,18 @@ impl State {
         self.appended_at.retain(|(id, _), _| !partitions.contains(id));
     }
 
-    /// True if the consumer has partitions and was not used for longer than a lease, for example because its process was
-    /// paused. Others may read its partitions: the polling thread is about to leave the group.
-    fn is_expired(&self, lease: Duration) -> bool {
-        self.used_at.elapsed() >= lease && self.assignment.ids().next().is_some()
+    /// True if the consumer has partitions and was not used for longer than a session, for example because its process
+    /// was paused. Others may read its partitions: the polling thread is about to leave the group.
+    fn is_expired(&self, session: Duration) -> bool {
+        self.used_at.elapsed() >= session && self.assignment.ids().next().is_some()
+    }
+
+    /// A caller waits for an answer, so the consumer is used. The polling thread may have been busy for longer than a
+    /// lease, because the cluster was slow: that is no reason to leave the group.
+    pub(crate) fn is_waited_for(&mut self, session: Duration) {
+        if !self.is_expired(session) {
+            self.used_at = Instant::now();
+        }
     }
 
     /// True if earlier acks of these partitions do not become durable: the cluster is out of reach. Then more acks are
@@ -127,6 +137,7 @@ impl GroupConsumer {
         let shared = Arc::new(Shared {
             group: group.to_owned(),
             lease: options.lease(),
+            session: options.session_timeout(),
             state: Mutex::new(State {
                 assignment: Assignment::new(group, MAX_COMPLETED_TEXT),
                 buffer: VecDeque::new(),
@@ -168,7 +179,7 @@ impl Shared {
     /// Adds acks to the progress of their partitions. The polling thread commits them.
     fn accept(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
         let mut state = lock(&self.state);
-        if state.is_expired(self.lease) {
+        if state.is_expired(self.session) {
             return Ok(vec![Settled::LostLease; positions.len()]);
         }
         if state.refuses_acks(positions, self.lease) {
@@ -208,7 +219,7 @@ impl Shared {
         if let Some(why) = &state.fatal {
             return Err(StoreError::new("read from Kafka", FaultKind::Permanent, why.clone()));
         }
-        if state.is_expired(self.lease) {
+        if state.is_expired(self.session) {
             return Ok(Vec::new());
         }
         state.used_at = Instant::now();
@@ -271,7 +282,7 @@ impl Consumer for GroupConsumer {
     async fn renew(&self, positions: &[&Position]) -> Result<Vec<Settled>, StoreError> {
         let are_held = || {
             let mut state = lock(&self.member.shared.state);
-            if state.is_expired(self.lease()) {
+            if state.is_expired(self.member.shared.session) {
                 return vec![Settled::LostLease; positions.len()];
             }
             state.used_at = Instant::now();

@@ -94,7 +94,8 @@ impl KafkaOptions {
         self.lease.min(self.session_timeout())
     }
 
-    fn session_timeout(&self) -> Duration {
+    /// A consumer that the cluster has not heard of for this long loses its partitions.
+    pub(crate) fn session_timeout(&self) -> Duration {
         let passed_through = self.client.get("session.timeout.ms").and_then(|millis| millis.parse().ok());
         passed_through.map_or(SESSION_TIMEOUT, Duration::from_millis)
     }

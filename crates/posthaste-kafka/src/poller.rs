@@ -237,13 +237,26 @@ impl Poller {
     fn handle_commands(&mut self) -> Option<Closing> {
         loop {
             match self.commands.try_recv() {
-                Ok(Command::Flush(answer)) => self.flushing.push(answer),
-                Ok(Command::Renew(answer)) => self.renewing.push(answer),
+                Ok(Command::Flush(answer)) => {
+                    self.note_use(&answer);
+                    self.flushing.push(answer);
+                }
+                Ok(Command::Renew(answer)) => {
+                    self.note_use(&answer);
+                    self.renewing.push(answer);
+                }
                 Ok(Command::Reset(reset)) => self.resets.push(reset),
                 Ok(Command::Close(answer)) => return Some(Closing::Answer(answer)),
                 Err(mpsc::TryRecvError::Empty) => return None,
                 Err(mpsc::TryRecvError::Disconnected) => return Some(Closing::Dropped),
             }
+        }
+    }
+
+    /// A caller that has stopped to wait is no use.
+    fn note_use(&self, answer: &Answer) {
+        if !answer.is_closed() {
+            lock(&self.shared.state).is_waited_for(self.shared.session);
         }
     }
 
@@ -256,7 +269,7 @@ impl Poller {
             lock(&self.shared.state).uncommitted.postpone(Instant::now());
             // A rebalance waits for records in flight, and they may wait for this answer.
             if !self.consumer.assignment_lost() {
-                self.renewing.drain(..).for_each(|answer| _ = answer.send(Ok(())));
+                std::mem::take(&mut self.renewing).into_iter().for_each(|answer| self.answer(answer, Ok(())));
             }
         }
         if self.is_rebalancing() || !is_due {
@@ -281,10 +294,17 @@ impl Poller {
             }
             tracing::warn!(group = self.shared.group, %error, "a commit failed; trying again");
         }
-        for answer in self.flushing.drain(..).chain(self.renewing.drain(..)) {
-            // The caller may have stopped to wait.
-            let _ = answer.send(result.clone().map_err(|error| failed(COMMITTING, error)));
+        let answers = std::mem::take(&mut self.flushing).into_iter().chain(std::mem::take(&mut self.renewing));
+        for answer in answers {
+            self.answer(answer, result.clone().map_err(|error| failed(COMMITTING, error)));
         }
+    }
+
+    /// Answers a caller. One that has waited until now, however long the cluster took, uses the consumer.
+    fn answer(&self, answer: Answer, result: Result<(), StoreError>) {
+        self.note_use(&answer);
+        // The caller may have stopped to wait.
+        let _ = answer.send(result);
     }
 
     /// Commits the progress of these partitions. If one of them is refused, the others are committed nevertheless.

@@ -3,5 +3,6 @@
 mod batches;
 mod fatal_errors;
 mod inspect;
+mod slow_cluster;
 mod support;
 mod transactions;

@@ -41,6 +41,12 @@ impl Cluster {
         KafkaBus::new(self.options(settings)).unwrap()
     }
 
+    /// A process whose consumers leave their group when they are not used for this long. It passes these settings to the
+    /// client library.
+    pub fn process_with_lease(&self, lease: Duration, settings: &[(&str, &str)]) -> KafkaBus {
+        KafkaBus::new(KafkaOptions { lease, ..self.options(settings) }).unwrap()
+    }
+
     fn options(&self, settings: &[(&str, &str)]) -> KafkaOptions {
         KafkaOptions {
             client: settings.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
