@@ -32,7 +32,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The connections of a hub to its database. Many processes may use the database at once.
 ///
 /// Each kind of work has connections of its own, so that none can exhaust those of another: renewals have one, the
-/// audit log has one, operator queries have two. A statement that fails or takes too long closes its connection. Clones share the connections.
+/// audit log has one, operator queries have two. A statement that fails or takes too long closes its connection. Clones
+/// share the connections.
 #[derive(Clone)]
 pub struct Database {
     /// Gives the options of connections.
